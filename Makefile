@@ -1,0 +1,115 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+#
+#   make demo                          trains a private classifier of digit images
+#   make demo DATASET=fashion_mnist    the same on another data set
+#   make test                          runs the tests
+#   make bazel-test                    builds everything and runs the fast tests with Bazel
+#   make lint                          checks the format of the BUILD files
+#   make clean                         removes .venv and everything that was built
+#
+# The first run creates .venv and installs dice_tf there; later runs reuse it.
+# PYTHON=python3.12 chooses the interpreter, FLAGS='--epsilon=4' passes flags
+# to the demo and PYTEST_ARGS='-k noise' passes arguments to pytest.
+
+PYTHON ?=
+VENV := .venv
+VENV_PYTHON := $(VENV)/bin/python
+
+DATASET ?= digits
+# Not "build": where file names ignore case, that is the file BUILD.
+OUTPUT ?= out/demo/$(DATASET)
+FLAGS ?=
+WORKERS ?= 2
+PYTEST_ARGS ?=
+
+# dice_tf is for this backend; a user's keras.json may name another.
+export KERAS_BACKEND = tensorflow
+# Warnings and errors, but no start-up notes.
+export TF_CPP_MIN_LOG_LEVEL ?= 1
+
+.NOTPARALLEL:
+.PHONY: help demo test lint bazel-test clean
+
+help:
+	@sed -n '/^#   make/s/^#  //p' Makefile
+
+# Without a GPU, TensorFlow logs that as an error; real ones are raised anyway.
+demo: export TF_CPP_MIN_LOG_LEVEL = 3
+demo: $(VENV)/examples.stamp
+	$(VENV_PYTHON) examples/train_image_classifier.py \
+	    --dataset=$(DATASET) --output_dir=$(OUTPUT) $(FLAGS)
+
+test: $(VENV)/test.stamp
+	$(VENV_PYTHON) -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+# The tests find TensorFlow in .venv, through PATH: Bazel itself fetches nothing.
+bazel-test: $(VENV)/test.stamp
+	@command -v bazel >/dev/null || { \
+	    echo "make bazel-test needs bazel (on Debian: apt-get install bazel-bootstrap)." >&2; \
+	    exit 1; }
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bazel build //...
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bazel test --config=fast //...
+
+BUILDIFIER_PACKAGE := @bazel/buildifier@8.2.1
+BUILDIFIER := out/node/node_modules/.bin/buildifier
+
+lint: $(BUILDIFIER)
+	$(BUILDIFIER) -mode=check -lint=warn -r \
+	    $(wildcard WORKSPACE BUILD benchmarks examples tests third_party)
+	@echo "lint: the BUILD files are formatted as buildifier has them."
+
+# The package carries the binaries; its scripts have nothing to add.
+$(BUILDIFIER):
+	@command -v npm >/dev/null || { \
+	    echo "make lint needs npm, which installs buildifier (on Debian: apt-get install npm)." >&2; \
+	    exit 1; }
+	npm install --prefix out/node --no-save --no-audit --no-fund --ignore-scripts \
+	    $(BUILDIFIER_PACKAGE)
+
+clean:
+	rm -rf $(VENV) out *.egg-info
+
+# --- The environment -------------------------------------------------------
+
+# An environment is installed again when something that decides what belongs
+# there is younger than its stamp.
+PACKAGING := setup.py pyproject.toml dice_tf/version.py
+
+$(VENV)/examples.stamp: EXTRAS = examples
+$(VENV)/test.stamp: EXTRAS = test,examples
+$(VENV)/test.stamp: ALSO = $(VENV)/examples.stamp
+$(VENV)/examples.stamp $(VENV)/test.stamp: $(VENV)/created.stamp $(PACKAGING)
+	@echo "Installing dice_tf [$(EXTRAS)] into $(VENV)."
+	@echo "TensorFlow is a download of several hundred MB: a few minutes, once."
+	$(VENV_PYTHON) -m pip install --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	@touch $@ $(ALSO)
+
+# Newest last: the stacks behind TensorFlow reach a new Python late, and
+# tensorflow-privacy stops before 3.12.
+CANDIDATES := $(if $(PYTHON),$(PYTHON),python3 python3.11 python3.12 python3.10 python3.13)
+SUPPORTED := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))
+COMPLETE := import ensurepip, venv
+
+# Before 25.1, pip's search among the pins of tensorflow-privacy can take hours.
+$(VENV)/created.stamp:
+	@incomplete=""; chosen=""; \
+	for python in $(CANDIDATES); do \
+	    "$$python" -c '$(SUPPORTED)' 2>/dev/null || continue; \
+	    if "$$python" -c '$(COMPLETE)' 2>/dev/null; then chosen="$$python"; break; fi; \
+	    incomplete="$$incomplete $$python"; \
+	done; \
+	if [ -z "$$chosen" ]; then \
+	    if [ -n "$$incomplete" ]; then \
+	        echo "Found$$incomplete, but without the venv and ensurepip modules." >&2; \
+	        echo "On Debian and Ubuntu: apt-get install python3-venv" >&2; \
+	    else \
+	        echo "dice_tf needs Python 3.10, 3.11, 3.12 or 3.13; tried: $(CANDIDATES)." >&2; \
+	        echo "Name another interpreter with: make PYTHON=/path/to/python ..." >&2; \
+	    fi; \
+	    exit 1; \
+	fi; \
+	echo "Creating $(VENV) with $$("$$chosen" --version) ($$chosen)."; \
+	"$$chosen" -m venv --clear $(VENV)
+	$(VENV_PYTHON) -m pip install --disable-pip-version-check --upgrade 'pip>=25.1'
+	@touch $@

@@ -1,0 +1,27 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Differentially private training for TensorFlow and Keras, with error feedback."""
+
+from dice_tf import accounting, errors
+from dice_tf.callbacks import EpsilonCallback
+from dice_tf.mechanism import DiceMechanism
+from dice_tf.optimizers import DiceSGDOptimizer
+from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, ShuffledEpochs
+from dice_tf.training import private_train_step
+from dice_tf.validation import check_model, fix_model
+from dice_tf.version import __version__
+
+__all__ = [
+    "CyclicPoissonSampling",
+    "DiceMechanism",
+    "DiceSGDOptimizer",
+    "EpsilonCallback",
+    "PoissonSampling",
+    "ShuffledEpochs",
+    "__version__",
+    "accounting",
+    "check_model",
+    "errors",
+    "fix_model",
+    "private_train_step",
+]

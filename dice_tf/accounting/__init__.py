@@ -1,0 +1,18 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What a training run costs in privacy, noise for a budget, and a statement to print."""
+
+from dice_tf.accounting.calibration import (
+    calibrate_batch_size,
+    calibrate_noise_multiplier,
+    calibrate_steps,
+)
+from dice_tf.accounting.epsilon import PrivacyGuarantee, compute_epsilon, dp_event, guarantee
+from dice_tf.accounting.events import NEIGHBOURING_RELATIONS
+from dice_tf.accounting.paper import (
+    Counterexample,
+    counterexample_epsilon_lower_bound,
+    paper_epsilon,
+    paper_noise_stddev,
+)
+from dice_tf.accounting.statement import privacy_statement

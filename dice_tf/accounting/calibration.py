@@ -1,0 +1,242 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The noise, the number of steps or the batch size that a privacy budget allows."""
+
+import dataclasses
+import math
+
+from scipy import optimize
+
+from dice_tf.accounting import events
+from dice_tf.accounting.epsilon import compute_epsilon
+from dice_tf.errors import AccountingError
+from dice_tf.mechanism import DiceMechanism, check_integer, check_number
+
+# Noise is found to this relative precision, from above.
+_PRECISION = 1e-4
+_LARGEST_NOISE = 1e9
+_MOST_STEPS = 2**40
+
+
+def calibrate_noise_multiplier(
+    target_epsilon,
+    delta,
+    sampling,
+    steps,
+    l2_norm_clip=1.0,
+    error_norm_clip=None,
+    bound_residuals=True,
+    feedback_steps=1,
+    accountant="rdp",
+    *,
+    num_microbatches=None,
+    neighbouring_relation=None,
+):
+    """Returns the smallest noise multiplier that keeps a run within a privacy budget.
+
+    Args:
+        target_epsilon: Float > 0.
+        delta: Float in (0, 1/N).
+        sampling: `PoissonSampling`, `CyclicPoissonSampling` or `ShuffledEpochs`.
+        steps: Int > 0, number of optimizer steps, for example `sampling.steps(epochs)`.
+        l2_norm_clip: As for the optimizer, like the next three.
+        error_norm_clip: Float >= 0 or `None`.
+        bound_residuals: Bool.
+        feedback_steps: Int >= 1.
+        accountant: `"rdp"` or `"pld"` (less noise, slower).
+        num_microbatches: Int or `None`.
+        neighbouring_relation: As for `guarantee`.
+
+    Returns:
+        Float, relative to `l2_norm_clip`; epsilon at this noise is at most
+        `target_epsilon`, and with 0.1 % less noise it would be above.
+
+    Raises:
+        AccountingError: If the arguments are out of range, or no noise up to 1e9 is enough.
+
+    Example:
+
+    >>> from dice_tf.sampling import CyclicPoissonSampling
+    >>> sampling = CyclicPoissonSampling(num_examples=60_000, expected_batch_size=2048)
+    >>> round(calibrate_noise_multiplier(2.7, 1e-5, sampling, sampling.steps(epochs=20)), 2)
+    3.05
+    """
+    target_epsilon, steps = _check_target(target_epsilon, steps)
+    events.check_sampling(sampling)
+    parameters = dict(
+        l2_norm_clip=l2_norm_clip,
+        error_norm_clip=error_norm_clip,
+        bound_residuals=bound_residuals,
+        feedback_steps=feedback_steps,
+        num_microbatches=num_microbatches,
+        expected_batch_size=sampling.expected_batch_size,
+    )
+    def epsilon_by(accountant):
+        return lambda noise_multiplier: compute_epsilon(
+            DiceMechanism(noise_multiplier=noise_multiplier, **parameters),
+            sampling,
+            steps,
+            delta,
+            accountant,
+            neighbouring_relation,
+        )
+
+    # The fast accountant's answer is a good place to start from.
+    noise_multiplier = _smallest_noise(epsilon_by("rdp"), target_epsilon, 1.0)
+    if accountant == "rdp":
+        return noise_multiplier
+    return _smallest_noise(epsilon_by(accountant), target_epsilon, noise_multiplier)
+
+
+def calibrate_steps(
+    target_epsilon, delta, mechanism, sampling, accountant="rdp", *, neighbouring_relation=None
+):
+    """Returns the largest number of optimizer steps within a privacy budget.
+
+    Args:
+        target_epsilon: Float > 0.
+        delta: Float in (0, 1/N).
+        mechanism: `DiceMechanism` with its noise.
+        sampling: As for `compute_epsilon`.
+        accountant: `"rdp"` or `"pld"` (more steps, slower).
+        neighbouring_relation: As for `guarantee`.
+
+    Returns:
+        Int > 0.
+
+    Raises:
+        AccountingError: If the arguments are out of range, the budget does not allow one
+            step, or it allows more than 2**40.
+
+    Example:
+
+    >>> from dice_tf.sampling import PoissonSampling
+    >>> calibrate_steps(
+    ...     2.0, 1e-5,
+    ...     DiceMechanism(l2_norm_clip=1.0, noise_multiplier=2.0, expected_batch_size=512),
+    ...     PoissonSampling(num_examples=60_000, expected_batch_size=512))
+    1292
+    """
+    target_epsilon, _ = _check_target(target_epsilon, 1)
+
+    def fits(steps):
+        epsilon = compute_epsilon(
+            mechanism, sampling, steps, delta, accountant, neighbouring_relation
+        )
+        return epsilon <= target_epsilon
+
+    return _largest(fits, _MOST_STEPS, target_epsilon, "optimizer step")
+
+
+def calibrate_batch_size(
+    target_epsilon,
+    delta,
+    mechanism,
+    sampling,
+    steps,
+    accountant="rdp",
+    *,
+    neighbouring_relation=None,
+):
+    """Returns the largest expected batch size with which a run stays within a budget.
+
+    The noise multiplier and the number of steps are kept, so a larger batch means less
+    noise on the mean and more passes over the data.
+
+    Args:
+        target_epsilon: Float > 0.
+        delta: Float in (0, 1/N).
+        mechanism: `DiceMechanism`; its `expected_batch_size` is replaced.
+        sampling: As for `compute_epsilon`; its `expected_batch_size` is replaced.
+        steps: Int > 0, number of optimizer steps.
+        accountant: `"rdp"` or `"pld"`.
+        neighbouring_relation: As for `guarantee`.
+
+    Returns:
+        Int > 0, a multiple of `num_microbatches` if those are used, at most
+        N / `num_groups`.
+
+    Raises:
+        AccountingError: If the arguments are out of range or no batch size is small enough.
+
+    Example:
+
+    >>> from dice_tf.sampling import PoissonSampling
+    >>> calibrate_batch_size(
+    ...     2.0, 1e-5,
+    ...     DiceMechanism(l2_norm_clip=1.0, noise_multiplier=2.0, expected_batch_size=512),
+    ...     PoissonSampling(num_examples=60_000, expected_batch_size=512), steps=2000)
+    424
+    """
+    target_epsilon, steps = _check_target(target_epsilon, steps)
+    events.check_run(mechanism, sampling, steps)
+    unit = mechanism.num_microbatches or 1
+
+    def fits(units):
+        replacement = {"expected_batch_size": units * unit}
+        epsilon = compute_epsilon(
+            dataclasses.replace(mechanism, **replacement),
+            dataclasses.replace(sampling, **replacement),
+            steps,
+            delta,
+            accountant,
+            neighbouring_relation,
+        )
+        return epsilon <= target_epsilon
+
+    most = sampling.num_examples // (sampling.num_groups * unit)
+    return unit * _largest(fits, most, target_epsilon, "batch")
+
+
+def _check_target(target_epsilon, steps):
+    target_epsilon = check_number("target_epsilon", target_epsilon, error=AccountingError)
+    return target_epsilon, check_integer("steps", steps, error=AccountingError)
+
+
+def _smallest_noise(epsilon_of, target_epsilon, start):
+    """Returns a noise multiplier, from above, at which `epsilon_of` crosses the target."""
+
+    def excess(log_noise):
+        # Infinite and zero epsilons would stall the root finder.
+        epsilon = min(max(epsilon_of(math.exp(log_noise)), 1e-9), 1e9)
+        return math.log(epsilon / target_epsilon)
+
+    high = low = math.log(start)
+    step = math.log(2.0)
+    if excess(high) > 0:
+        while excess(high) > 0:
+            low, high = high, high + step
+            if high > math.log(_LARGEST_NOISE):
+                raise AccountingError(
+                    f"No noise multiplier up to {_LARGEST_NOISE:g} gives an epsilon of at most "
+                    f"{target_epsilon}. Ask for a larger epsilon or fewer steps."
+                )
+    else:
+        while excess(low) <= 0:
+            low, high = low - step, low
+    root = optimize.brentq(excess, low, high, xtol=_PRECISION / 2)
+    while epsilon_of(math.exp(root)) > target_epsilon:
+        root += _PRECISION / 2
+    return math.exp(root)
+
+
+def _largest(fits, most, target_epsilon, what):
+    """Returns the largest int in [1, most] that fits, for a property that fails for good."""
+    if not fits(1):
+        raise AccountingError(
+            f"The budget target_epsilon={target_epsilon} does not allow one {what}. Ask for a "
+            "larger epsilon or raise `noise_multiplier`."
+        )
+    low, high = 1, 2
+    while high <= most and fits(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    if what == "optimizer step" and low == most:
+        raise AccountingError(
+            f"The budget target_epsilon={target_epsilon} allows more than {most} steps: it does "
+            "not limit this run."
+        )
+    return low

@@ -1,0 +1,233 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Epsilon of a training run: `dp_event`, `guarantee` and `compute_epsilon`."""
+
+import functools
+import math
+from typing import NamedTuple
+
+import dp_accounting
+
+from dice_tf.accounting import events
+from dice_tf.accounting.loss_distribution import loss_distribution_curve, supports_exchange
+from dice_tf.accounting.renyi import renyi_epsilon, warn_at_edge
+from dice_tf.errors import AccountingError
+
+ACCOUNTANTS = ("rdp", "pld")
+
+
+class PrivacyGuarantee(NamedTuple):
+    """(epsilon, delta)-differential privacy, with what it is about.
+
+    Attributes:
+        epsilon: Float >= 0.
+        delta: Float.
+        neighbouring_relation: Key of `NEIGHBOURING_RELATIONS`: which two data sets
+            cannot be told apart.
+        accountant: `"rdp"` or `"pld"`.
+        steps: Int, the number of optimizer steps.
+    """
+
+    epsilon: float
+    delta: float
+    neighbouring_relation: str
+    accountant: str
+    steps: int
+
+    def __str__(self):
+        relation = events.NEIGHBOURING_RELATIONS[self.neighbouring_relation]
+        return (
+            f"({self.epsilon:.4g}, {self.delta:.3g})-differential privacy after {self.steps} "
+            f"steps, where {relation} ({self.accountant.upper()} accountant)"
+        )
+
+
+def dp_event(mechanism, sampling, steps, accountant="rdp"):
+    r"""Returns what a run costs, as an event that dp_accounting's accountants take.
+
+    The proofs are in `dice_tf.accounting.events`.
+
+    Args:
+        mechanism: `DiceMechanism`, for example `optimizer.mechanism`.
+        sampling: `PoissonSampling`, `CyclicPoissonSampling` or `ShuffledEpochs`.
+        steps: Int >= 0, number of optimizer steps.
+        accountant: `"rdp"` or `"pld"`, which will take the event. They differ only for
+            unbounded residuals: `"pld"` gets the tight mixture of Gaussians where
+            dp_accounting has it (0.4.4), `"rdp"` a split of the noise chosen for
+            \(\delta = 1/(10 N)\).
+
+    Returns:
+        A `dp_accounting.DpEvent`, for dp_accounting's add-or-remove-one relation. What
+        the neighbours are in terms of examples is `neighbouring_relation_of(sampling)`.
+
+    Raises:
+        AccountingError: If the arguments are out of range or contradict each other.
+
+    Example:
+
+    >>> from dice_tf.mechanism import DiceMechanism
+    >>> from dice_tf.sampling import CyclicPoissonSampling
+    >>> composed = dp_event(
+    ...     DiceMechanism(l2_norm_clip=3.0, error_norm_clip=4.0, noise_multiplier=2.0,
+    ...                   expected_batch_size=500),
+    ...     CyclicPoissonSampling(num_examples=50_000, expected_batch_size=500), steps=99)
+    >>> composed.count, composed.event.sampling_probability, composed.event.event
+    (50, 0.02, GaussianDpEvent(noise_multiplier=1.2))
+    """
+    steps = events.check_run(mechanism, sampling, steps)
+    _check_accountant(accountant)
+    if steps == 0:
+        return dp_accounting.NoOpDpEvent()
+    if mechanism.noise_multiplier == 0:
+        return dp_accounting.NonPrivateDpEvent()
+    relation = events.neighbouring_relation_of(sampling)
+    if accountant == "pld" and events.is_unbounded(mechanism):
+        event = events.mixture_event(mechanism, sampling, steps)
+        if event is not None:
+            return event
+    return events.compose(
+        _rounds(mechanism, sampling, steps, 0.1 / sampling.num_examples, relation)
+    )
+
+
+def guarantee(mechanism, sampling, steps, delta, accountant="rdp", neighbouring_relation=None):
+    r"""Returns the privacy of a run together with the relation that it is about.
+
+    Under `"replace_one"`, where each example has its own coin, "pld" uses
+    dp_accounting's loss distribution for that relation if it has one. Otherwise the
+    exchange is a removal and an addition: with \(\delta_1\) spent on the first, and
+    \(\delta_2 = (\delta - \delta_1) e^{-\varepsilon(\delta_1)}\) left for the second,
+
+    \[P(S) \le e^{\varepsilon_1} R(S) + \delta_1
+      \le e^{\varepsilon_1}(e^{\varepsilon_2} Q(S) + \delta_2) + \delta_1
+      = e^{\varepsilon_1 + \varepsilon_2} Q(S) + \delta.\]
+
+    Args:
+        mechanism: `DiceMechanism`, for example `optimizer.mechanism`.
+        sampling: `PoissonSampling`, `CyclicPoissonSampling` or `ShuffledEpochs`.
+        steps: Int >= 0, number of optimizer steps (a part of a cycle or of an epoch is
+            rounded up to a whole one).
+        delta: Float in (0, 1/N).
+        accountant: `"rdp"` (Renyi, fast) or `"pld"` (privacy loss distribution, tighter).
+        neighbouring_relation: `None` for the natural one: `"add_or_remove_one"`, or
+            `"replace_by_empty"` with `ShuffledEpochs`. Or `"replace_one"`.
+
+    Returns:
+        A `PrivacyGuarantee`. Epsilon is 0 after 0 steps and infinite without noise.
+
+    Raises:
+        AccountingError: If the arguments are out of range or contradict each other.
+    """
+    steps = events.check_run(mechanism, sampling, steps)
+    delta = events.check_delta(delta, sampling.num_examples)
+    _check_accountant(accountant)
+    relation = events.neighbouring_relation_of(sampling, neighbouring_relation)
+    if steps == 0:
+        epsilon = 0.0
+    elif mechanism.noise_multiplier == 0:
+        epsilon = math.inf
+    else:
+        epsilon = _epsilon(mechanism, sampling, steps, delta, accountant, relation)
+    return PrivacyGuarantee(epsilon, delta, relation, accountant, steps)
+
+
+def compute_epsilon(
+    mechanism, sampling, steps, delta, accountant="rdp", neighbouring_relation=None
+):
+    """Returns the epsilon of a run.
+
+    Args:
+        mechanism: As for `guarantee`, like all other arguments.
+        sampling: How batches are drawn.
+        steps: Int >= 0, number of optimizer steps.
+        delta: Float in (0, 1/N).
+        accountant: `"rdp"` or `"pld"`.
+        neighbouring_relation: `None`, `"replace_one"`, or another relation.
+
+    Returns:
+        Float >= 0, the epsilon of `guarantee(...)`.
+
+    Raises:
+        AccountingError: If the arguments are out of range or contradict each other.
+
+    Example:
+
+    >>> from dice_tf.mechanism import DiceMechanism
+    >>> from dice_tf.sampling import CyclicPoissonSampling
+    >>> epsilon = compute_epsilon(
+    ...     DiceMechanism(l2_norm_clip=1.0, noise_multiplier=2.0, expected_batch_size=512),
+    ...     CyclicPoissonSampling(num_examples=60_000, expected_batch_size=512),
+    ...     steps=1171, delta=1e-5)
+    >>> round(epsilon, 2)
+    1.51
+    """
+    return guarantee(
+        mechanism, sampling, steps, delta, accountant, neighbouring_relation
+    ).epsilon
+
+
+def _check_accountant(accountant):
+    if accountant not in ACCOUNTANTS:
+        raise AccountingError(
+            f"Argument `accountant` must be one of {ACCOUNTANTS}. "
+            f"Received: accountant={accountant!r}."
+        )
+
+
+def _epsilon(mechanism, sampling, steps, delta, accountant, relation):
+    two_moves = relation == events.REPLACE_ONE and events.is_amplified(sampling)
+    if relation == events.REPLACE_BY_EMPTY and mechanism.num_microbatches is not None:
+        # An empty example that is drawn takes a place, so it is not the same as an absent one.
+        two_moves = events.is_amplified(sampling)
+    rounds = _rounds(mechanism, sampling, steps, delta, relation)
+
+    def curve(delta):
+        epsilon, order = renyi_epsilon(rounds, delta)
+        warn_at_edge(epsilon, order)
+        return epsilon
+
+    if accountant == "pld":
+        event = events.compose(rounds)
+        exchange = two_moves and mechanism.num_microbatches is None
+        exchange = exchange and not events.is_unbounded(mechanism) and supports_exchange(event)
+        if events.is_unbounded(mechanism):
+            event = events.mixture_event(mechanism, sampling, steps) or event
+        noise_multiplier = min(r.noise_multiplier for r in rounds)
+        curve = loss_distribution_curve(event, noise_multiplier, curve, delta, exchange)
+        two_moves = two_moves and not exchange
+    return _two_moves(curve, delta) if two_moves else curve(delta)
+
+
+def _two_moves(curve, delta):
+    candidates = []
+    for share in (0.5, 0.9, 0.99):
+        first = curve(share * delta)
+        candidates.append(first + curve((1 - share) * delta * math.exp(-first)))
+    return min(candidates)
+
+
+def _rounds(mechanism, sampling, steps, delta, relation):
+    if not events.is_unbounded(mechanism):
+        return events.bounded_rounds(mechanism, sampling, steps, relation)
+    if not events.check_sampling(sampling):
+        return events.unbounded_rounds(mechanism, sampling, steps, relation)
+
+    @functools.cache
+    def cost(log_odds):
+        share = 0.5 + 0.5 * math.tanh(log_odds / 2)
+        rounds = events.unbounded_rounds(mechanism, sampling, steps, relation, share)
+        return renyi_epsilon(rounds, delta)[0], rounds
+
+    # Shares on a fixed lattice of log-odds, so that the divergences computed for one number of
+    # steps serve all others. Every share is valid; the walk only looks for a good one.
+    turns = sampling.rounds(steps)
+    error = math.sqrt(steps) * mechanism.error_norm_clip
+    gradients = math.sqrt(turns) * mechanism.noise_stddev / mechanism.noise_multiplier
+    best = round(math.log(error / (gradients * sampling.sampling_probability)))
+    for step in (1.0, 0.25):
+        while True:
+            lower = min((best - step, best, best + step), key=lambda x: cost(x)[0])
+            if lower == best:
+                break
+            best = lower
+    return cost(best)[1]

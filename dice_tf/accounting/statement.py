@@ -1,0 +1,237 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`privacy_statement`: what a run guarantees, in words that a data officer can check."""
+
+import dataclasses
+import math
+import textwrap
+
+from dice_tf.accounting import events
+from dice_tf.accounting.epsilon import ACCOUNTANTS, compute_epsilon, guarantee
+from dice_tf.accounting.paper import NOT_A_GUARANTEE, paper_epsilon
+
+_WIDTH = 88
+
+_NOT_COVERED = (
+    "Choices made by looking at several trainings on the same data (hyperparameter search, early "
+    "stopping, picking the best run): each training has its own epsilon, and they add up.",
+    "Losses, metrics and gradient norms of the training data that are displayed or logged: they "
+    "are computed from the data without noise.",
+    "The optimizer's error variables and the noise key: whoever holds them besides the model "
+    "(a private, resumable checkpoint) is not covered by epsilon.",
+    "Validation and test data, preprocessing fitted to the data (vocabularies, normalisation), "
+    "and data that the model was pretrained on.",
+    "Groups: for k examples of one person the guarantee weakens to k times epsilon, with a "
+    "larger delta.",
+    "Arithmetic and randomness: the proof is about real numbers and ideal Gaussian noise, while "
+    "the noise is float32 from a counter-based generator (Philox or ThreeFry) that is not "
+    "cryptographic.",
+)
+
+
+def privacy_statement(mechanism, sampling, steps, delta, neighbouring_relation=None):
+    """Returns a text that says what privacy a run has, and what it does not have.
+
+    Every number comes from `guarantee`, `compute_epsilon` and `paper_epsilon`.
+
+    Args:
+        mechanism: `DiceMechanism`, for example `optimizer.mechanism`.
+        sampling: `PoissonSampling`, `CyclicPoissonSampling` or `ShuffledEpochs`.
+        steps: Int >= 0, number of optimizer steps.
+        delta: Float in (0, 1/N).
+        neighbouring_relation: As for `guarantee`.
+
+    Returns:
+        A string of several lines: the guarantee by both accountants, every parameter,
+        a comparison with DP-SGD and with the paper's formula, and what is not covered.
+
+    Raises:
+        AccountingError: If the arguments are out of range or contradict each other.
+    """
+    by_accountant = [
+        guarantee(mechanism, sampling, steps, delta, accountant, neighbouring_relation)
+        for accountant in ACCOUNTANTS
+    ]
+    sections = (
+        ("GUARANTEE", _guarantee_text(mechanism, sampling, by_accountant)),
+        ("PARAMETERS", _parameters(mechanism, sampling, by_accountant[0])),
+        ("HOW IT IS ACCOUNTED", _accounting(mechanism, sampling, steps)),
+        ("FOR COMPARISON", _comparison(mechanism, sampling, by_accountant)),
+        ("NOT COVERED", "\n".join(_wrap(item, "- ") for item in _NOT_COVERED)),
+    )
+    return "\n\n".join(f"{title}\n{text}" for title, text in sections) + "\n"
+
+
+def _wrap(text, first="  "):
+    return textwrap.fill(text, _WIDTH, initial_indent=first, subsequent_indent="  ")
+
+
+def _up(epsilon):
+    # Rounded up: a printed epsilon must not be smaller than the true one.
+    return f"{math.ceil(1000 * epsilon) / 1000:.3f}" if math.isfinite(epsilon) else "infinite"
+
+
+def _guarantee_text(mechanism, sampling, by_accountant):
+    renyi, loss = by_accountant
+    relation = events.NEIGHBOURING_RELATIONS[renyi.neighbouring_relation]
+    text = (
+        f"The model after {renyi.steps} steps is (epsilon, delta)-differentially private with "
+        f"epsilon = {_up(min(renyi.epsilon, loss.epsilon))} and delta = {renyi.delta:g}; so is the "
+        "sequence of all models on the way. Two data sets that cannot be told apart: "
+        f"{relation} ({renyi.neighbouring_relation})."
+    )
+    notes = [_wrap(text)]
+    for result in by_accountant:
+        notes.append(f"  epsilon by the {result.accountant.upper()} accountant: {_up(result.epsilon)}")
+    if mechanism.noise_multiplier == 0:
+        notes.append(_wrap("No noise is added: there is NO privacy."))
+    if not mechanism.noise_is_secret:
+        notes.append(
+            _wrap(
+                "The noise was drawn from a seed that was set in the program: it is NOT secret. The "
+                "guarantee holds only towards readers who cannot learn or guess the seed."
+            )
+        )
+    if events.is_amplified(sampling) and sampling.seed is not None:
+        notes.append(
+            _wrap(
+                "The draws came from a seed as well: the guarantee holds only towards readers who "
+                "cannot tell from it at which steps an example was used."
+            )
+        )
+    return "\n".join(notes)
+
+
+def _parameters(mechanism, sampling, result):
+    rows = {
+        "number of examples N": sampling.num_examples,
+        "expected batch size B": mechanism.expected_batch_size,
+        "sampling": type(sampling).__name__,
+        "groups": sampling.num_groups,
+        "sampling probability": f"{sampling.sampling_probability:.6g}",
+        "steps T": result.steps,
+        "delta": f"{result.delta:g}",
+        "neighbouring relation": result.neighbouring_relation,
+        "l2_norm_clip C1": f"{mechanism.l2_norm_clip:g}",
+        "error_norm_clip C2": f"{mechanism.error_norm_clip:g}",
+        "bound_residuals": mechanism.bound_residuals,
+        "feedback_steps": mechanism.feedback_steps,
+        "clipping": mechanism.clipping,
+        "num_microbatches": mechanism.num_microbatches or "none: each example is clipped",
+        "noise_multiplier": f"{mechanism.noise_multiplier:g}",
+        "noise on the mean (stddev)": f"{mechanism.noise_stddev:.6g}",
+        "noise key is secret": mechanism.noise_is_secret,
+    }
+    return "\n".join(f"  {name:<28}{value}" for name, value in rows.items())
+
+
+def _accounting(mechanism, sampling, steps):
+    amplified = events.check_sampling(sampling)
+    rounds = sampling.rounds(steps)
+    turn = "step" if sampling.num_groups == 1 else f"cycle of {sampling.num_groups} groups"
+    if amplified:
+        drawn = (
+            "Every example is drawn by its own coin, with probability "
+            f"{sampling.sampling_probability:.6g}, once per {turn}: {rounds} rounds."
+        )
+        if sampling.num_groups > 1:
+            drawn += " An unfinished cycle at the end counts in full."
+    else:
+        drawn = (
+            "Every example is used once per epoch, in any order. Shuffling is not accounted as "
+            f"random sampling: no amplification, {rounds} rounds. An unfinished epoch at the end "
+            "counts in full."
+        )
+    notes = [drawn]
+    if mechanism.error_norm_clip == 0:
+        notes.append("There is no error feedback: this is DP-SGD.")
+    elif events.is_unbounded(mechanism):
+        notes.append(
+            "Residuals are not bounded per example (Alg. 1 to the letter): one example may shift "
+            f"every later step by 2 C2 = {2 * mechanism.error_norm_clip:g}, whether it is drawn or "
+            "not. That part is counted at every step without amplification."
+        )
+    elif sampling.separates_entries(mechanism.feedback_steps):
+        notes.append(
+            "An example is back only after its residual has been fed back, so its influence on "
+            f"{mechanism.feedback_steps + 1} releases adds up in quadrature: sensitivity "
+            f"sqrt(C1^2 + C2^2/{mechanism.feedback_steps})."
+        )
+    else:
+        notes.append(
+            "An example may be drawn again while its residual is fed back: sensitivity C1 + C2."
+        )
+    if mechanism.num_microbatches is not None:
+        notes.append(
+            f"Means of {mechanism.microbatch_size} examples are clipped, not single examples. One "
+            "example can turn a clipped mean into any other: the sensitivity is doubled."
+        )
+        if amplified:
+            notes.append(
+                "Drawing one more example also moves another one to a different microbatch: it is "
+                "doubled again."
+            )
+    return "\n".join(_wrap(note, "- ") for note in notes)
+
+
+def _comparison(mechanism, sampling, by_accountant):
+    c1, c2 = mechanism.l2_norm_clip, mechanism.error_norm_clip
+    steps, delta, relation = by_accountant[0].steps, by_accountant[0].delta, None
+    if by_accountant[0].neighbouring_relation == events.REPLACE_ONE:
+        relation = events.REPLACE_ONE
+    rows = [("this run", *(_up(result.epsilon) for result in by_accountant))]
+    plain = _plain_sampling(sampling)
+    baselines = [(c1, "C1")] if c2 else []
+    if c2 and not events.is_unbounded(mechanism):
+        baselines.insert(0, (c1 + c2, "C1 + C2"))
+    for clip, what in baselines:
+        baseline = dataclasses.replace(
+            mechanism,
+            l2_norm_clip=clip,
+            error_norm_clip=0.0,
+            bound_residuals=True,
+            feedback_steps=1,
+            noise_multiplier=mechanism.noise_stddev_of_sum / clip,
+        )
+        epsilons = (
+            compute_epsilon(baseline, plain, steps, delta, accountant, relation)
+            for accountant in ACCOUNTANTS
+        )
+        name = f"DP-SGD clipping to {what} = {clip:g}"
+        rows.append((name, *(_up(epsilon) for epsilon in epsilons)))
+    lines = [f"  {'epsilon':<52}{'RDP':>12}{'PLD':>12}"]
+    lines += [f"  {name:<52}{renyi:>12}{loss:>12}" for name, renyi, loss in rows]
+    if len(rows) > 1:
+        order = "in shuffled epochs" if plain is sampling else "by Poisson sampling"
+        note = f"DP-SGD means error_norm_clip=0, with the same noise and batch size, drawn {order}."
+        if len(baselines) > 1:
+            note += " Clipping to C1 + C2 discards as little of each gradient as this run does."
+        lines.append(_wrap(note))
+    return "\n".join(lines + [_paper_text(mechanism, sampling, steps, delta)])
+
+
+def _plain_sampling(sampling):
+    if sampling.num_groups == 1:
+        return sampling
+    from dice_tf.sampling import PoissonSampling
+
+    return PoissonSampling(sampling.num_examples, sampling.expected_batch_size)
+
+
+def _paper_text(mechanism, sampling, steps, delta):
+    if steps == 0 or mechanism.noise_multiplier == 0:
+        return _wrap("The paper's formula says nothing about a run without steps or noise.")
+    # The paper's C is on the scale of the sum; its error is clipped to C/B.
+    scale = mechanism.divisor if events.is_unbounded(mechanism) else 1
+    arguments = (
+        mechanism.noise_stddev,
+        delta,
+        sampling.num_examples,
+        steps,
+        mechanism.l2_norm_clip,
+        mechanism.error_norm_clip * scale,
+    )
+    return _wrap(
+        f"Thm 3.2 of Zhang et al. (2024) would claim epsilon = {paper_epsilon(*arguments):.3f}, "
+        f"its own Renyi sum {paper_epsilon(*arguments, form='renyi'):.3f} ({NOT_A_GUARANTEE})."
+    )

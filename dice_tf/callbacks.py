@@ -1,0 +1,277 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`EpsilonCallback`: epsilon next to the loss, and a stop before it exceeds a target."""
+
+import keras
+import tensorflow as tf
+
+from dice_tf import accounting, provenance
+from dice_tf.accounting.epsilon import ACCOUNTANTS
+from dice_tf.accounting.events import check_delta, check_run, check_sampling, is_unbounded
+from dice_tf.errors import (
+    AccountingError,
+    BudgetExhaustedError,
+    PlainGradientsError,
+    SamplingError,
+)
+from dice_tf.mechanism import check_number
+from dice_tf.training import is_private
+
+# Within one `fit`, epsilon is computed about this often between the ends of epochs.
+_UPDATES_PER_FIT = 100
+
+
+class EpsilonCallback(keras.callbacks.Callback):
+    """Reports the privacy spent, enforces a budget and verifies how batches were drawn.
+
+    Puts `epsilon` into the logs, so that the progress bar, `History`, `CSVLogger` and
+    `TensorBoard` show it. At the end of an epoch it is exact; between, it is at most a
+    hundredth of the training behind. Keras calls callbacks in the order given: list
+    this one before others that read the logs. The number of steps is always that of
+    `optimizer.iterations`, so a resumed run reports the whole run.
+
+    With `target_epsilon`, training stops before the step that would exceed it.
+
+    What the sampling claims is checked against the batches that were trained on, see
+    `dice_tf.provenance`: a violation raises, after two steps in most cases. If an
+    earlier `fit` was cut short within a pass over the data (a cycle of groups, or an
+    epoch of `ShuffledEpochs`), or drew with another group assignment, the next one
+    starts afresh: the steps that the pass lacks are counted as if they had been made,
+    and cyclic sampling also sets the optimizer's error to 0, so that no example
+    is in two overlapping windows.
+
+    Args:
+        sampling: The object whose `dataset` feeds `fit`; `ShuffledEpochs` for any
+            other data that has each example once per epoch.
+        delta: Float in (0, 1/N).
+        target_epsilon: Float > 0, or `None` to train as long as `fit` says.
+        accountant: `"rdp"` (fast) or `"pld"` (tighter).
+
+    Raises:
+        AccountingError: If an argument is out of range.
+
+    Example:
+
+    >>> from dice_tf.sampling import CyclicPoissonSampling
+    >>> sampling = CyclicPoissonSampling(num_examples=60_000, expected_batch_size=2048)
+    >>> callback = EpsilonCallback(sampling, delta=1e-5, target_epsilon=2.7)
+    """
+
+    # Keras may then run `on_train_batch_end` in another thread and need not wait for
+    # each step to finish; that method only copies a number.
+    async_safe = True
+
+    def __init__(self, sampling, delta, target_epsilon=None, accountant="rdp"):
+        super().__init__()
+        check_sampling(sampling)
+        self.sampling = sampling
+        self.delta = check_delta(delta, sampling.num_examples)
+        if target_epsilon is not None:
+            target_epsilon = check_number("target_epsilon", target_epsilon, error=AccountingError)
+        self.target_epsilon = target_epsilon
+        if accountant not in ACCOUNTANTS:
+            raise AccountingError(
+                f"Argument `accountant` must be one of {ACCOUNTANTS}. "
+                f"Received: accountant={accountant!r}."
+            )
+        self.accountant = accountant
+        self._spent = {}
+
+    def accounted_steps(self):
+        """Returns the steps made so far, and those counted for passes that were cut short."""
+        return self._iterations() + self._record()["unfinished_steps"]
+
+    def epsilon(self):
+        """Returns the epsilon spent so far. Asking costs nothing and changes nothing.
+
+        Returns:
+            Float >= 0; infinite if `noise_multiplier` is 0.
+        """
+        return self._epsilon_after(self.accounted_steps())
+
+    def on_train_begin(self, logs=None):
+        """Checks the claims and the budget before the first step.
+
+        Raises:
+            PlainGradientsError: If the optimizer is not private.
+            AccountingError: If optimizer and sampling have different batch sizes.
+            SamplingError: If the data or the run so far contradicts the sampling.
+            BudgetExhaustedError: If not one step is left in the budget.
+        """
+        optimizer = self.model.optimizer
+        if not is_private(optimizer):
+            raise PlainGradientsError(
+                "Training with this optimizer is not private, so it has no epsilon. Received: "
+                f"optimizer={type(optimizer).__name__}. Compile the model with DiceSGDOptimizer or "
+                "another optimizer of dice_tf."
+            )
+        check_run(optimizer.mechanism, self.sampling, 0)
+        if not self.sampling.amplified:
+            self._check_steps_per_epoch()
+        self._steps_before, self._draws_before = self._iterations(), self.sampling.draws
+        self._check_provenance()
+        self._close_open_pass(optimizer)
+
+        self._calls = self._batches = self._batches_at_sync = 0
+        self._steps_per_batch = 1
+        self._count = self._steps_at_sync = self.accounted_steps()
+        self._shown = self._epsilon_after(self._count)
+        planned = self.params["epochs"] * (self.params["steps"] or 0)
+        self._interval = max(1, planned // self.model.steps_per_execution // _UPDATES_PER_FIT)
+        self._allowed, self._limit_is_known = 0, False
+        if self.target_epsilon is not None:
+            self._search_limit(self._count + max(planned, 1))
+            self._require(self._count + self._batches_of_call(0))
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Takes the number of steps from the optimizer."""
+        self._synchronize()
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """Stops training if the step after this one is not affordable."""
+        due = self._calls % self._interval == 0
+        # The second batch: data that the sampling did not draw is refused early.
+        if due or self._calls == 1:
+            self._synchronize()
+            self._check_provenance()
+        batches = self._batches_of_call(batch)
+        if self.target_epsilon is not None:
+            following = batches + self._batches_of_call(batch + batches)
+            if not self._allows(self._count_after(following)):
+                self._synchronize()
+            self._require(self._count_after(batches))
+            # Keras looks at `stop_training` only after the call that begins now.
+            if not self._allows(self._count_after(following)):
+                self.model.stop_training = True
+        self._count = self._count_after(batches)
+        self._calls, self._batches = self._calls + 1, self._batches + batches
+        if due:
+            self._shown = self._epsilon_after(self._count)
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Adds `epsilon` to the logs of the batch."""
+        if logs is not None:
+            logs["epsilon"] = self._shown
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Adds the exact `epsilon` to the logs of the epoch, and verifies the claim."""
+        self._check_provenance()
+        record = self._record()
+        if record["assignment"] < 0:
+            self._assign_record(dict(record, assignment=self.sampling.assignment))
+        self._shown = self.epsilon()
+        if logs is not None:
+            logs["epsilon"] = self._shown
+
+    def _iterations(self):
+        return int(self.model.optimizer.iterations.numpy())
+
+    def _record(self):
+        # A model that is built by its first batch has no record before it.
+        optimizer = self.model.optimizer
+        stored = optimizer.sampling_record.numpy() if optimizer.built else None
+        return provenance.unpack_record(provenance.initial_record() if stored is None else stored)
+
+    def _assign_record(self, fields):
+        if self.model.optimizer.built:
+            self.model.optimizer.sampling_record.assign(provenance.pack_record(fields))
+
+    def _epsilon_after(self, steps):
+        mechanism = self.model.optimizer.mechanism
+        # With bounded residuals the cost depends on the rounds alone.
+        cost = steps if is_unbounded(mechanism) else self.sampling.rounds(steps)
+        if (mechanism, cost) not in self._spent:
+            self._spent[mechanism, cost] = accounting.compute_epsilon(
+                mechanism, self.sampling, steps, self.delta, accountant=self.accountant
+            )
+        return self._spent[mechanism, cost]
+
+    def _allows(self, steps):
+        while steps > self._allowed and not self._limit_is_known:
+            self._search_limit(2 * steps)
+        return steps <= self._allowed
+
+    def _search_limit(self, steps):
+        """Finds that `steps` are affordable, or else the largest number that is."""
+        if self._epsilon_after(steps) <= self.target_epsilon:
+            self._allowed = steps
+            return
+        self._limit_is_known = True
+        if self._epsilon_after(1) <= self.target_epsilon:
+            self._allowed = accounting.calibrate_steps(
+                self.target_epsilon,
+                self.delta,
+                self.model.optimizer.mechanism,
+                self.sampling,
+                accountant=self.accountant,
+            )
+
+    def _require(self, steps):
+        if not self._allows(steps):
+            raise BudgetExhaustedError(
+                f"The privacy budget target_epsilon={self.target_epsilon} at delta={self.delta} "
+                f"allows {self._allowed} steps, of which {self.accounted_steps()} are spent "
+                f"(epsilon={self.epsilon():.4g}); the next call of the train function would make "
+                f"it {steps} (epsilon={self._epsilon_after(steps):.4g}). Raise `target_epsilon`, "
+                "or start with a larger `noise_multiplier` from "
+                "`accounting.calibrate_noise_multiplier`."
+            )
+
+    def _batches_of_call(self, batch):
+        """Returns how many batches a call of the train function takes that begins at `batch`."""
+        steps, most = self.params["steps"], self.model.steps_per_execution
+        return most if steps is None else min(most, steps - batch % steps)
+
+    def _count_after(self, batches):
+        return self._count + batches * self._steps_per_batch
+
+    def _synchronize(self):
+        """Replaces the count of steps kept here by the optimizer's own."""
+        steps, batches = self.accounted_steps(), self._batches - self._batches_at_sync
+        if batches:
+            # A train step of the user's own may take several private steps per batch.
+            taken = steps - self._steps_at_sync
+            self._steps_per_batch = max(self._steps_per_batch, -(-taken // batches))
+        self._count = self._steps_at_sync = steps
+        self._batches_at_sync = self._batches
+
+    def _check_provenance(self):
+        steps = self._iterations()
+        if self.model.optimizer.built and steps:
+            provenance.check_record(self.model.optimizer.sampling_record, steps, self.sampling)
+        taken, drawn = steps - self._steps_before, self.sampling.draws - self._draws_before
+        if self.sampling.amplified and taken > drawn:
+            raise SamplingError(
+                f"Cannot claim privacy amplification by {self.sampling!r}: this `fit` made {taken} "
+                f"steps, but the callback's sampling object drew only {drawn} batches. Pass the "
+                "callback the very object whose `dataset` feeds `fit`, and do not `cache()` that "
+                "data set: every batch must be a fresh draw."
+            )
+
+    def _check_steps_per_epoch(self):
+        steps, declared = self.params["steps"], self.sampling.steps_per_epoch
+        if steps != declared:
+            raise SamplingError(
+                f"`fit` takes {steps or 'an unknown number of'} steps per epoch, but "
+                f"{self.sampling!r} visits every example once in {declared} steps of "
+                f"{self.sampling.expected_batch_size} examples. Declare the true `num_examples`, "
+                f"pass batch_size={self.sampling.expected_batch_size} to `fit` or batch the data "
+                "set so, without `repeat`, `take` or `drop_remainder`, and let its cardinality be "
+                "known."
+            )
+
+    def _close_open_pass(self, optimizer):
+        steps = self._iterations()
+        if not steps:
+            return
+        record = self._record()
+        missing = -(steps + record["unfinished_steps"]) % self.sampling.steps_per_round
+        record["unfinished_steps"] += missing
+        if self.sampling.num_groups > 1:
+            if missing or record["assignment"] != self.sampling.assignment:
+                for error in optimizer.errors:
+                    error.assign(tf.zeros(error.shape))
+            if missing:
+                record["last_group"] = self.sampling.num_groups - 1
+        record["assignment"] = self.sampling.assignment
+        self._assign_record(record)

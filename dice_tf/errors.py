@@ -1,0 +1,48 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Typed errors, one per way in which a run could fail to be private.
+
+Every error derives from `DicePrivacyError`, itself a `ValueError`: code that
+already catches `ValueError` around a Keras call keeps working. Messages name
+the argument or the layer, echo the value received and say what to do.
+"""
+
+
+class DicePrivacyError(ValueError):
+    """Base class of every refusal made by dice_tf to protect a privacy claim."""
+
+
+class MechanismError(DicePrivacyError):
+    """A differential privacy parameter is missing, out of range or contradictory."""
+
+
+class SamplingError(DicePrivacyError):
+    """The data, or the way it is drawn, contradicts the declared sampling."""
+
+
+class AccountingError(DicePrivacyError):
+    """A privacy statement was asked for that the accountant cannot make truthfully."""
+
+
+class BudgetExhaustedError(DicePrivacyError):
+    """Training was asked to go on although the privacy budget is spent."""
+
+
+class ModelError(DicePrivacyError):
+    """The model mixes examples or carries data-dependent state outside its gradients."""
+
+
+class LossError(DicePrivacyError):
+    """The loss has no value per example, or couples the examples of a batch."""
+
+
+class PlainGradientsError(DicePrivacyError):
+    """Gradients reached the optimizer without per-example clipping."""
+
+
+class OptimizerArgumentError(DicePrivacyError):
+    """A Keras optimizer option cannot be right together with per-example clipping."""
+
+
+class GradientEngineError(DicePrivacyError):
+    """The gradient engine cannot produce exact per-example gradients for this model."""

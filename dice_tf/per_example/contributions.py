@@ -1,0 +1,368 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+r"""What one layer call contributes to the per-example gradients of one variable.
+
+A contribution describes all \(g_i\) of a batch without writing them down, and answers
+two questions: what are \(\lVert g_i \rVert^2\), and what is \(\sum_i w_i g_i\)? A
+variable that is used several times has several contributions, whose sum is its gradient.
+"""
+
+import math
+
+import tensorflow as tf
+
+from dice_tf.errors import GradientEngineError
+
+# Per-example gradients of one variable are written down only below this many bytes.
+_MATERIALISED_BYTES = 256 * 2**20
+_ASSUMED_BATCH = 256
+_ASSUMED_POSITIONS = 128
+# One entry of a materialised gradient costs, to write and to read twice, about as
+# much as this many multiplications (measured on two CPU cores).
+_ENTRY_COST = 24
+_GRAM_BYTES = 64 * 2**20
+
+
+class PerExample:
+    r"""Per-example gradients written down: \(g_i\) is row i of a tensor.
+
+    Args:
+        gradients: `[batch, *variable.shape]`.
+
+    Example:
+
+    >>> contribution = PerExample(tf.constant([[3.0, 4.0], [1.0, 0.0]]))
+    >>> contribution.squared_norms().numpy().tolist()
+    [25.0, 1.0]
+    >>> [s.numpy().tolist() for s in contribution.weighted_sums([tf.constant([1.0, 2.0])])]
+    [[5.0, 4.0]]
+    """
+
+    def __init__(self, gradients):
+        self.gradients = tf.cast(gradients, tf.float32)
+
+    def squared_norms(self):
+        """Returns float32 `[batch]`, the squared norm of every row."""
+        return _sums_of_squares(_flat_rows(self.gradients))
+
+    def weighted_sums(self, weights):
+        """Returns one weighted sum of rows per entry of `weights`, in the variable's layout."""
+        sums = tf.matmul(tf.stack(weights), _flat_rows(self.gradients))
+        shape = self.gradients.shape[1:]
+        return [tf.reshape(s, shape) for s in tf.unstack(sums, num=len(weights))]
+
+    def without(self, broken):
+        """Returns the same contribution with the rows of `broken` examples set to 0."""
+        return PerExample(_clear(self.gradients, broken))
+
+    def materialised(self):
+        """Returns the gradients, `[batch, *variable.shape]`."""
+        return self.gradients
+
+
+class OuterProduct:
+    r"""A product of inputs and cotangents summed over positions: \(g_i = A_i^\top D_i\).
+
+    Args:
+        inputs: \(A\), `[batch, positions, k]` or, for weights that act on groups
+            independently, `[batch, groups, positions, k]`. With `transposed`, the last
+            two axes change places.
+        cotangents: \(D\), `[batch, positions, f]` or `[batch, groups, positions, f]`.
+        shape: Shape of the variable.
+        layout: How a `[k, f]` or `[groups, k, f]` product becomes the variable, if a
+            reshape to `shape` is not enough: a pair of tuples, the shape to give the
+            product and the permutation of its axes after that.
+        transposed: Whether `inputs` has positions last.
+
+    Example: a dense kernel, with one position per example.
+
+    >>> inputs, cotangents = tf.constant([[[1.0, 2.0]]]), tf.constant([[[3.0]]])
+    >>> OuterProduct(inputs, cotangents, shape=(2, 1)).squared_norms().numpy().tolist()
+    [45.0]
+    """
+
+    def __init__(self, inputs, cotangents, *, shape, layout=None, transposed=False):
+        self.inputs = tf.cast(inputs, tf.float32)
+        self.cotangents = tf.cast(cotangents, tf.float32)
+        self.shape = tuple(shape)
+        self.layout = layout
+        self.transposed = transposed
+
+    @property
+    def grouped(self):
+        """Whether there is an axis of independent groups."""
+        return self.inputs.shape.rank == 4
+
+    @property
+    def positions(self):
+        """Static number of positions, or `None`."""
+        return self.cotangents.shape[-2]
+
+    def upright(self):
+        """Returns the inputs with positions before features."""
+        return tf.linalg.matrix_transpose(self.inputs) if self.transposed else self.inputs
+
+    def entries(self):
+        """Number of entries of one per-example gradient."""
+        return math.prod(self.shape)
+
+    def to_variable(self, total):
+        """Brings a `[groups, k, f]` or `[k, f]` tensor to the variable's shape."""
+        if self.layout is not None:
+            dims, order = self.layout
+            total = tf.transpose(tf.reshape(total, dims), order)
+        return tf.reshape(total, self.shape)
+
+    def prefers_gram(self, batch):
+        """Whether Gram matrices are cheaper, or the only way within the memory cap.
+
+        Writing gradients down costs one product and two readings, and spares the two
+        products of the weighted sums; Gram matrices cost `positions**2 (k + f)`.
+        """
+        groups = self.inputs.shape[1] if self.grouped else 1
+        positions = self.positions or _ASSUMED_POSITIONS
+        k, f = self.sizes()
+        if 4 * (batch or _ASSUMED_BATCH) * self.entries() > _MATERIALISED_BYTES:
+            return True
+        if 4 * (batch or _ASSUMED_BATCH) * groups * positions**2 > _MATERIALISED_BYTES:
+            return False
+        return positions**2 * (k + f) + positions * k * f < _ENTRY_COST * k * f
+
+    def sizes(self):
+        """Returns the two sizes of the product, `(k, f)`."""
+        k = self.inputs.shape[-2 if self.transposed else -1]
+        return k, self.cotangents.shape[-1]
+
+    def squared_norms(self):
+        r"""Returns \(\sum_{s,t} (A_i A_i^\top)_{st} (D_i D_i^\top)_{st}\), float32 `[batch]`."""
+        if self.positions == 1:
+            inputs = _sums_of_squares(self.upright()[..., 0, :])
+            products = inputs * _sums_of_squares(self.cotangents[..., 0, :])
+            return tf.reduce_sum(products, 1) if self.grouped else products
+        left = {"transpose_a": True} if self.transposed else {"transpose_b": True}
+        gram = tf.matmul(self.inputs, self.inputs, **left)
+        gram *= tf.matmul(self.cotangents, self.cotangents, transpose_b=True)
+        return _not_negative(tf.reduce_sum(gram, list(range(1, gram.shape.rank))))
+
+    def weighted_sums(self, weights):
+        """Returns one weighted sum of per-example gradients per entry of `weights`."""
+        inputs = self.upright()
+        trailing = [1] * (self.cotangents.shape.rank - 1)
+        scaled = [self.cotangents * tf.reshape(w, [-1, *trailing]) for w in weights]
+        scaled = tf.concat(scaled, -1) if len(weights) > 1 else scaled[0]
+        if self.grouped:
+            sums = tf.einsum("bgtk,bgtf->gkf", inputs, scaled)
+        else:
+            k, f = self.sizes()
+            inputs = tf.reshape(inputs, [-1, k])
+            sums = tf.matmul(inputs, tf.reshape(scaled, [-1, f * len(weights)]), transpose_a=True)
+        return [self.to_variable(s) for s in tf.split(sums, len(weights), axis=-1)]
+
+    def without(self, broken):
+        """Returns the same contribution with the rows of `broken` examples set to 0."""
+        return OuterProduct(
+            _clear(self.inputs, broken),
+            _clear(self.cotangents, broken),
+            shape=self.shape,
+            layout=self.layout,
+            transposed=self.transposed,
+        )
+
+    def products(self):
+        """Returns the per-example products, `[batch, k, f]` or `[batch, groups, k, f]`."""
+        return tf.matmul(self.inputs, self.cotangents, transpose_a=not self.transposed)
+
+    def materialised(self):
+        """Returns the gradients, `[batch, *variable.shape]`."""
+        gradients = self.products()
+        if self.layout is not None:
+            dims, order = self.layout
+            gradients = tf.reshape(gradients, [-1, *dims])
+            gradients = tf.transpose(gradients, [0, *(axis + 1 for axis in order)])
+        return tf.reshape(gradients, [-1, *self.shape])
+
+
+class WrittenDownProduct(PerExample):
+    """The per-example products of an `OuterProduct`, in the layout of the product."""
+
+    def __init__(self, product, gradients=None):
+        super().__init__(product.products() if gradients is None else gradients)
+        self.product = product
+
+    def weighted_sums(self, weights):
+        """Returns one weighted sum of rows per entry of `weights`, in the variable's layout."""
+        return [self.product.to_variable(s) for s in super().weighted_sums(weights)]
+
+    def without(self, broken):
+        """Returns the same contribution with the rows of `broken` examples set to 0."""
+        return WrittenDownProduct(self.product, _clear(self.gradients, broken))
+
+
+class Rows:
+    r"""Cotangents of looked-up rows: row `ids[i, t]` of \(g_i\) gets `cotangents[i, t]`.
+
+    Ids may repeat. No `[batch, rows, dim]` tensor is made.
+
+    Args:
+        ids: Integer `[batch, positions]`.
+        cotangents: `[batch, positions, dim]`.
+        shape: Shape of the variable, `(rows, dim)`.
+
+    Example:
+
+    >>> twice = Rows(tf.constant([[1, 1]]), tf.constant([[[3.0], [4.0]]]), shape=(2, 1))
+    >>> twice.squared_norms().numpy().tolist()
+    [49.0]
+    """
+
+    def __init__(self, ids, cotangents, *, shape):
+        self.ids = ids
+        self.cotangents = tf.cast(cotangents, tf.float32)
+        self.shape = tuple(shape)
+
+    def squared_norms(self):
+        """Returns float32 `[batch]`, squared norms with repeated ids added up first."""
+        positions = self.ids.shape[1]
+        if positions is None or 4 * _ASSUMED_BATCH * positions**2 > _GRAM_BYTES:
+            return self._squared_norms_by_sorting()
+        same = tf.cast(self.ids[:, :, None] == self.ids[:, None, :], tf.float32)
+        gram = tf.matmul(self.cotangents, self.cotangents, transpose_b=True)
+        # where, not multiplication: an overflow between different rows is no norm.
+        return _not_negative(tf.reduce_sum(tf.where(same > 0, gram, 0.0), [1, 2]))
+
+    def _squared_norms_by_sorting(self):
+        shape = tf.shape(self.ids)
+        order = tf.argsort(self.ids, axis=1)
+        ids = tf.gather(self.ids, order, batch_dims=1)
+        cotangents = tf.gather(self.cotangents, order, batch_dims=1)
+        first = tf.concat([tf.zeros_like(ids[:, :1]), ids[:, 1:] - ids[:, :-1]], 1)
+        slots = tf.cumsum(tf.cast(first != 0, tf.int32), axis=1)
+        slots += tf.range(shape[0])[:, None] * shape[1]
+        rows = tf.math.unsorted_segment_sum(
+            tf.reshape(cotangents, [-1, self.shape[1]]),
+            tf.reshape(slots, [-1]),
+            shape[0] * shape[1],
+        )
+        return tf.reduce_sum(tf.reshape(tf.square(rows), [shape[0], -1]), 1)
+
+    def weighted_sums(self, weights):
+        """Returns one weighted sum of per-example gradients per entry of `weights`."""
+        ids = tf.reshape(self.ids, [-1])
+        scaled = [tf.reshape(self.cotangents * w[:, None, None], [-1, self.shape[1]])
+                  for w in weights]
+        return [tf.math.unsorted_segment_sum(s, ids, self.shape[0]) for s in scaled]
+
+    def without(self, broken):
+        """Returns the same contribution with the rows of `broken` examples set to 0."""
+        return Rows(self.ids, _clear(self.cotangents, broken), shape=self.shape)
+
+    def materialised(self):
+        """Returns the gradients, `[batch, rows, dim]`; refused where that is large."""
+        if 4 * _ASSUMED_BATCH * math.prod(self.shape) > _MATERIALISED_BYTES:
+            raise GradientEngineError(
+                f"An embedding of shape {self.shape} is also used in a way that has no closed "
+                "form, so its per-example gradients would have to be written down, which takes "
+                "too much memory. Use the weight only through Embedding or ReversibleEmbedding, "
+                "or register a rule (`dice_tf.per_example.register_rule`)."
+            )
+        batch, rows = tf.shape(self.ids)[0], self.shape[0]
+        slots = tf.cast(self.ids, tf.int32) + tf.range(batch)[:, None] * rows
+        flat = tf.math.unsorted_segment_sum(
+            tf.reshape(self.cotangents, [-1, self.shape[1]]),
+            tf.reshape(slots, [-1]),
+            batch * rows,
+        )
+        return tf.reshape(flat, [-1, *self.shape])
+
+
+def merged(contributions, batch):
+    """Returns the squared norms of a sum of contributions, and parts to be summed.
+
+    Args:
+        contributions: List of contributions to one variable, from all of its uses.
+        batch: Static batch size, or `None`.
+
+    Returns:
+        Pair of float32 `[batch]`, the squared norm of every example's *sum* over uses,
+        and a list of contributions whose weighted sums add up to the variable's.
+    """
+    outer = [c for c in contributions if isinstance(c, OuterProduct)]
+    rows = [c for c in contributions if isinstance(c, Rows)]
+    if len(outer) + len(rows) < len(contributions) or not _same_layout(outer) or (
+        outer and rows and outer[0].layout is not None
+    ):
+        if len(contributions) > 1:
+            total = tf.add_n([c.materialised() for c in contributions])
+            contributions = [PerExample(total)]
+        return contributions[0].squared_norms(), contributions
+    outer = [_concatenated_outer(outer)] if outer else []
+    rows = [_concatenated_rows(rows)] if rows else []
+    if outer and rows:
+        squares = rows[0].squared_norms() + outer[0].squared_norms()
+        squares += 2.0 * _inner_products(rows[0], outer[0])
+        return _not_negative(squares), rows + outer
+    if outer and outer[0].positions != 1 and not outer[0].prefers_gram(batch):
+        outer = [WrittenDownProduct(outer[0])]
+    return (outer + rows)[0].squared_norms(), outer + rows
+
+
+def _same_layout(outer):
+    layouts = {(c.grouped, c.layout, c.sizes()) for c in outer}
+    return len(layouts) <= 1
+
+
+def _concatenated_outer(outer):
+    """One outer product over all uses: the Gram matrix then holds the cross terms."""
+    first = outer[0]
+    if len(outer) == 1:
+        return first
+    axis = 2 if first.grouped else 1
+    return OuterProduct(
+        tf.concat([c.upright() for c in outer], axis),
+        tf.concat([c.cotangents for c in outer], axis),
+        shape=first.shape,
+        layout=first.layout,
+    )
+
+
+def _concatenated_rows(rows):
+    if len(rows) == 1:
+        return rows[0]
+    ids = tf.concat([tf.cast(c.ids, rows[0].ids.dtype) for c in rows], 1)
+    return Rows(ids, tf.concat([c.cotangents for c in rows], 1), shape=rows[0].shape)
+
+
+def _inner_products(rows, outer):
+    r"""Returns \(\langle g^{rows}_i, g^{outer}_i \rangle\), float32 `[batch]`.
+
+    Row `ids[t]` of \(A^\top D\) is \(\sum_s A_{s, ids[t]} D_s\), so only the looked-up
+    columns of \(A\) are needed.
+    """
+    columns = tf.gather(outer.upright(), rows.ids, axis=2, batch_dims=1)  # [batch, s, t]
+    products = tf.matmul(outer.cotangents, rows.cotangents, transpose_b=True)
+    return tf.reduce_sum(columns * products, [1, 2])
+
+
+def _flat_rows(tensor):
+    if tensor.shape.rank == 2:
+        return tensor
+    if tensor.shape.rank == 1:
+        return tensor[:, None]
+    return tf.reshape(tensor, [-1, math.prod(tensor.shape[1:])])
+
+
+def _sums_of_squares(tensor):
+    """Sums squares over the last axis; as a product of matrices, which reads memory once."""
+    if (tensor.shape[-1] or 0) <= 256:
+        return tf.reduce_sum(tf.square(tensor), -1)
+    return tf.matmul(tensor[..., None, :], tensor[..., :, None])[..., 0, 0]
+
+
+def _not_negative(squares):
+    # tf.maximum may turn NaN into 0, and a norm of 0 would release a broken example.
+    return tf.where(squares < 0, tf.zeros_like(squares), squares)
+
+
+def _clear(tensor, broken):
+    broken = tf.reshape(broken, [-1] + [1] * (tensor.shape.rank - 1))
+    return tf.where(broken, tf.zeros_like(tensor), tensor)

@@ -1,0 +1,187 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+r"""Proof that a training step used a batch drawn by `dice_tf.sampling`.
+
+Privacy amplification is only true of batches that were really drawn at random,
+and Keras hands an optimizer no hint of where a batch came from. So Poisson and
+cyclic batches carry a mark in the one tensor that reaches every train step: the
+sample weights. Padding rows have weight zero; in a batch of group \(g\) exactly
+\(g + 1\) of these zeros are negative zeros, \(-0.0\), and all others \(+0.0\).
+
+A negative zero equals zero in every comparison and product, so it changes no
+result, and it survives `map`, `prefetch`, casts between float types and products
+with positive weights. What regroups rows (`unbatch`, `batch`, `rebatch`, filtering
+the padding away), reorders or drops batches destroys the pattern, and so does
+any data that was never marked. The train step folds the count into a record of
+a few integers; it is the same for every data set, so it is public. From the
+record `check_record` tells whether an amplification claim is backed.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from dice_tf.errors import SamplingError
+
+# What the record holds, in order. `steps`: steps recorded. `last_group`: group of the
+# last batch, -1 before any and after an unmarked one. `shortest_cycle`: smallest number
+# of groups between two returns to group 0. `largest_group`: largest group seen.
+# `disordered_steps`: steps that were unmarked, or whose group was neither 0 nor the one
+# after the last. `unfinished_steps`: steps of a pass over the data that was cut short,
+# which the accountant counts although they were never made. `assignment`: name of the
+# group assignment in use, -1 before the first.
+RECORD_FIELDS = (
+    "steps",
+    "last_group",
+    "shortest_cycle",
+    "largest_group",
+    "disordered_steps",
+    "unfinished_steps",
+    "assignment",
+)
+RECORD_SIZE = len(RECORD_FIELDS)
+_NO_CYCLE = np.iinfo(np.int32).max
+_NEGATIVE_ZERO_BITS = np.iinfo(np.int32).min
+
+
+def initial_record():
+    """Returns the record of a run that has not made a step.
+
+    Returns:
+        NumPy int32 `[RECORD_SIZE]`, to be stored in a non-trainable variable.
+    """
+    start = dict.fromkeys(RECORD_FIELDS, 0)
+    start.update(last_group=-1, shortest_cycle=_NO_CYCLE, largest_group=-1, assignment=-1)
+    return pack_record(start)
+
+
+def unpack_record(record):
+    """Returns a record as a dictionary from field name to int.
+
+    Args:
+        record: Int32 `[RECORD_SIZE]`: NumPy array, tensor or variable.
+
+    Returns:
+        Dictionary with the keys `RECORD_FIELDS`.
+    """
+    return dict(zip(RECORD_FIELDS, np.asarray(record).tolist()))
+
+
+def pack_record(fields):
+    """Returns the record with the given fields, the inverse of `unpack_record`.
+
+    Args:
+        fields: Dictionary with the keys `RECORD_FIELDS`.
+
+    Returns:
+        NumPy int32 `[RECORD_SIZE]`.
+    """
+    return np.asarray([fields[name] for name in RECORD_FIELDS], dtype=np.int32)
+
+
+def count_marks(sample_weight):
+    """Counts the negative zeros among the sample weights of a batch.
+
+    Args:
+        sample_weight: Float tensor `[batch]`, a nest of them (the first leaf counts,
+            all carry the same mark), or `None`.
+
+    Returns:
+        Int32 scalar tensor. With several replicas, add up their counts.
+
+    Example:
+
+    >>> int(count_marks(tf.constant([2.0, 0.0, -0.0])))
+    1
+    """
+    leaves = [] if sample_weight is None else tf.nest.flatten(sample_weight)
+    if not leaves or leaves[0] is None:
+        return tf.constant(0, tf.int32)
+    bits = tf.bitcast(tf.cast(leaves[0], tf.float32), tf.int32)
+    return tf.reduce_sum(tf.cast(bits == _NEGATIVE_ZERO_BITS, tf.int32))
+
+
+def update_record(record, marks):
+    """Returns the record after one more step.
+
+    Args:
+        record: Int32 `[RECORD_SIZE]`, the record so far.
+        marks: Int32 scalar, `count_marks` of the step's batch over all replicas.
+
+    Returns:
+        Int32 tensor `[RECORD_SIZE]`.
+
+    Example:
+
+    >>> record = initial_record()
+    >>> for group in (0, 1, 0):
+    ...     record = update_record(record, group + 1)
+    >>> unpack_record(record)["shortest_cycle"]
+    2
+    """
+    fields = dict(zip(RECORD_FIELDS, tf.unstack(tf.convert_to_tensor(record))))
+    group = tf.cast(marks, tf.int32) - 1
+    last = fields["last_group"]
+    in_order = (group >= 0) & ((group == 0) | (group == last + 1))
+    returned = (group == 0) & (last >= 0)
+    cycle = tf.where(returned, last + 1, _NO_CYCLE)
+    fields.update(
+        steps=fields["steps"] + 1,
+        last_group=group,
+        shortest_cycle=tf.minimum(fields["shortest_cycle"], cycle),
+        largest_group=tf.maximum(fields["largest_group"], group),
+        disordered_steps=fields["disordered_steps"] + tf.cast(~in_order, tf.int32),
+    )
+    return tf.stack([fields[name] for name in RECORD_FIELDS])
+
+
+def check_record(record, iterations, sampling):
+    """Refuses a claim about the sampling that the steps of a run do not back.
+
+    Args:
+        record: Int32 `[RECORD_SIZE]`, the record kept by the train step.
+        iterations: Int, number of steps the run has made.
+        sampling: The sampling object that the run is accounted with.
+
+    Raises:
+        SamplingError: If amplification is claimed and a step was unrecorded or unmarked,
+            batches came out of order, or they came from a sampler with another number
+            of groups; or if none is claimed and a Poisson sampler drew batches.
+    """
+    seen = unpack_record(record)
+    if not sampling.amplified:
+        if seen["largest_group"] >= 0:
+            raise SamplingError(
+                f"Cannot account the run by {sampling!r}: it used batches of a Poisson sampler, "
+                "which may draw an example several times in one epoch. Use one sampling object "
+                "for the data set and for the accounting, from the first step of a run to its last."
+            )
+        return
+    claim = f"privacy amplification by {sampling!r}"
+    remedy = (
+        "Pass `sampling.dataset(...)` to `fit`, without operations that regroup, reorder or drop "
+        "its batches. Data passed as arrays or as any other data set is accounted as "
+        "`ShuffledEpochs`."
+    )
+    if seen["steps"] < iterations:
+        raise SamplingError(
+            f"Cannot claim {claim}: only {seen['steps']} of {iterations} steps were recorded, so "
+            "the others are of unknown origin. Continue a run with the optimizer that began it."
+        )
+    if seen["disordered_steps"]:
+        raise SamplingError(
+            f"Cannot claim {claim}: {seen['disordered_steps']} of {iterations} steps used batches "
+            f"that it did not draw, or that came out of order. {remedy}"
+        )
+    if seen["largest_group"] >= sampling.num_groups:
+        raise SamplingError(
+            f"Cannot claim {claim}: batches came from a sampler with at least "
+            f"{seen['largest_group'] + 1} groups, not {sampling.num_groups}. Use one sampling "
+            "object for the data set and for the accounting."
+        )
+    if seen["shortest_cycle"] < sampling.num_groups:
+        raise SamplingError(
+            f"Cannot claim {claim}: group 0 came back after {seen['shortest_cycle']} steps, not "
+            f"{sampling.num_groups}, so one example may enter twice in a row. This happens when a "
+            "pass over the data is cut short and training goes on. Train whole epochs, or call "
+            "`fit` with an `EpsilonCallback`, which closes the open cycle first."
+        )

@@ -1,0 +1,385 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+r"""How examples are drawn, and what that draw is worth to the accountant.
+
+One object says both, so that the batches that are trained on and the sampling that
+epsilon assumes cannot differ. \(N\) = `num_examples`, \(B\) = `expected_batch_size`,
+\(m\) = `num_groups`, \(T\) = number of steps.
+"""
+
+import dataclasses
+import math
+import secrets
+import threading
+
+import numpy as np
+from scipy import stats
+import tensorflow as tf
+
+from dice_tf.data_sources import row_fetcher, row_weights
+from dice_tf.errors import SamplingError
+from dice_tf.mechanism import check_integer
+
+# Chance that some draw of the planned run needs a padded size above the smallest one.
+_OVERFLOW_PROBABILITY = 0.1
+_SIZE_MULTIPLE = 8
+# Independent streams derived from one seed.
+_ASSIGNMENT_STREAM, _DRAW_STREAM = range(2)
+_STATE_LOCK = threading.Lock()
+
+
+@dataclasses.dataclass
+class _State:
+    """What one sampling object remembers: secret entropy, and what was drawn so far."""
+
+    entropy: int
+    # Independent of the entropy: it is stored with the optimizer and may be published.
+    assignment: int = dataclasses.field(default_factory=lambda: secrets.randbits(31))
+    iterations: int = 0
+    draws: int = 0
+    groups: list | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """What every way of drawing batches has in common; use one of its subclasses.
+
+    Args:
+        num_examples: Int >= 1, the size N of the data set. It is declared, never taken
+            from a data loader, because the guarantee depends on it.
+        expected_batch_size: Int >= 1, the mean number B of examples in a batch.
+
+    Raises:
+        SamplingError: If a value is out of range or values contradict each other.
+    """
+
+    num_examples: int
+    expected_batch_size: int
+
+    num_groups = 1
+    amplified = True
+
+    def __post_init__(self):
+        for name in ("num_examples", "expected_batch_size", "num_groups"):
+            value = check_integer(name, getattr(self, name), error=SamplingError)
+            if name in self.__dataclass_fields__:
+                object.__setattr__(self, name, value)
+        seed = self.seed
+        if seed is not None:
+            seed = check_integer("seed", seed, minimum=0, error=SamplingError)
+            object.__setattr__(self, "seed", seed)
+        if self.num_groups * self.expected_batch_size > self.num_examples:
+            raise SamplingError(
+                "Arguments `expected_batch_size` times `num_groups` must not exceed "
+                "`num_examples`: an example would be drawn with a probability above 1. Received: "
+                f"expected_batch_size={self.expected_batch_size}, num_groups={self.num_groups}, "
+                f"num_examples={self.num_examples}."
+            )
+        entropy = secrets.randbits(128) if seed is None else seed
+        # Not a field: two objects with equal parameters are equal and account alike.
+        object.__setattr__(self, "_state", _State(entropy))
+
+    @property
+    def sampling_probability(self):
+        """Probability with which a member of the active group is drawn at a step."""
+        return self.num_groups * self.expected_batch_size / self.num_examples
+
+    @property
+    def steps_per_epoch(self):
+        """Int, number of batches in one iteration of `dataset`."""
+        cycles = round(self.num_examples / (self.num_groups * self.expected_batch_size))
+        return self.num_groups * max(1, cycles)
+
+    @property
+    def steps_per_round(self):
+        """Int, number of consecutive steps in which an example can take part at most once."""
+        return self.num_groups
+
+    @property
+    def draws(self):
+        """Int, number of batches that this object has drawn so far, over all data sets."""
+        return self._state.draws
+
+    @property
+    def assignment(self):
+        """Int >= 0, a public random name of this object's assignment of examples to groups."""
+        return self._state.assignment
+
+    def steps(self, epochs):
+        """Returns the number of steps in `epochs` epochs."""
+        return self.steps_per_epoch * check_integer(
+            "epochs", epochs, minimum=0, error=SamplingError
+        )
+
+    def rounds(self, steps):
+        """Returns the largest number of steps, out of `steps`, that one example can enter."""
+        steps = check_integer("steps", steps, minimum=0, error=SamplingError)
+        return -(-steps // self.steps_per_round)
+
+    def separates_entries(self, feedback_steps):
+        """Returns whether two entries of an example are always over `feedback_steps` apart."""
+        return self.num_groups > feedback_steps
+
+    def dataset(self, x, y=None, sample_weight=None, epochs=1):
+        r"""Returns the `tf.data.Dataset` of batches that `fit` trains on.
+
+        Every iteration, and every step of it, is a fresh draw; nothing is cached, and
+        the result must not be (`cache()` would train on the first draw over and
+        over; `EpsilonCallback` notices). `map`, `prefetch` and `repeat` are fine.
+
+        Batches come in few shapes, so that a step compiled for a shape is reused:
+        rows are added at the end, with `sample_weight` 0, up to the next padded size.
+        The smallest size holds every draw of a run of `epochs` epochs with probability
+        0.9 at least; a larger draw takes a size 25 %, 50 %, ... larger. A draw is never
+        cut. Iterating more often than `epochs` times is allowed.
+
+        Args:
+            x: Features: an array or tensor with `num_examples` rows, a dictionary or tuple
+                of them, or a random-access source of elements, such as
+                `tfds.data_source(...)` or a list of `(features, label)` pairs. A source of
+                other elements gives batches `(element, None, weights)`, to be mapped
+                to `(x, y, weights)`. Float64 becomes the Keras default float type.
+            y: Targets, arrays of the same kind, or `None`. Keras trains on `y=None`
+                only if the model brings its own loss (`add_loss`, `compute_loss`); an
+                autoencoder passes `y=x`.
+            sample_weight: Finite weights >= 0, shape `[num_examples]`, or a dictionary or
+                tuple of them for several outputs. `None` means 1.
+            epochs: Int >= 1, planned number of epochs; only the padded size depends on it.
+
+        Returns:
+            Dataset of `(x, y, sample_weight)` with `steps_per_epoch` elements. Tensors
+            have a leading dimension of the batch; `sample_weight` is float32.
+
+        Raises:
+            SamplingError: If the data contradicts `num_examples`, has no random access,
+                or if several workers would draw without a common seed.
+
+        Example:
+
+        >>> sampling = PoissonSampling(num_examples=100, expected_batch_size=10, seed=1)
+        >>> data = sampling.dataset(np.arange(100), np.arange(100) % 2)
+        >>> len(data), len(next(iter(data)))
+        (10, 3)
+        """
+        check_integer("epochs", epochs, error=SamplingError)
+        _check_workers(self)
+        fetch = row_fetcher(x, y, self.num_examples)
+        weights = row_weights(sample_weight, self.num_examples)
+        begin, draw, rows = self._plan(self.steps(epochs))
+
+        def batch(iteration, step):
+            indices, base = tf.numpy_function(draw, [iteration, step], [tf.int64, tf.float32])
+            indices, base = tf.ensure_shape(indices, [rows]), tf.ensure_shape(base, [rows])
+            # Padding keeps the very bits of `base`: its zeros carry the provenance mark.
+            weigh = lambda w: tf.where(base > 0, tf.gather(w, indices), base)
+            weighted = base if weights is None else tf.nest.map_structure(weigh, weights)
+            return *fetch(indices), weighted
+
+        def batches(iteration):
+            steps = tf.data.Dataset.range(self.steps_per_epoch)
+            return steps.map(lambda step: batch(iteration, step))
+
+        start = lambda _: tf.ensure_shape(tf.numpy_function(begin, [], tf.int64), [None])
+        data = tf.data.Dataset.range(1).map(start).flat_map(batches)
+        return data.apply(tf.data.experimental.assert_cardinality(self.steps_per_epoch)).prefetch(2)
+
+    def _plan(self, planned_steps):
+        """Returns `begin`, `draw` and the number of rows of every batch (`None`: it varies).
+
+        `begin()` gives the int64 vector that identifies one iteration, `draw(iteration,
+        step)` the int64 row indices and float32 weights (1 drawn, 0 padding) of one batch.
+        """
+        groups = self._groups()
+        largest = max(self.num_examples if g is None else len(g) for g in groups)
+        probability = self.sampling_probability
+        quantile = stats.binom.isf(_OVERFLOW_PROBABILITY / planned_steps, largest, probability)
+        smallest = _round_up(int(quantile) + self.num_groups)
+        increment = _round_up(smallest // 4)
+
+        def draw(iteration, step):
+            group = int(step) % self.num_groups
+            members = groups[group]
+            pool = self.num_examples if members is None else len(members)
+            rng = self._generator(_DRAW_STREAM, *iteration.tolist(), int(step))
+            # Given its size, a Poisson sample is uniform among the subsets of that size.
+            drawn = rng.choice(pool, rng.binomial(pool, probability), replace=False)
+            indices = drawn if members is None else members[drawn]
+            excess = max(0, len(indices) + self.num_groups - smallest)
+            size = smallest + increment * -(-excess // increment)
+            with _STATE_LOCK:
+                self._state.draws += 1
+            return _pad(indices, size, marks=group + 1)
+
+        return self._begin_iteration, draw, None
+
+    def _begin_iteration(self):
+        """Returns what makes this iteration's draws differ from all others."""
+        with _STATE_LOCK:
+            self._state.iterations += 1
+            iteration = self._state.iterations - 1
+        if self.seed is not None:
+            return np.asarray([iteration], dtype=np.int64)
+        return np.asarray([secrets.randbits(32) for _ in range(4)], dtype=np.int64)
+
+    def _groups(self):
+        return [None]
+
+    def _generator(self, *stream):
+        return np.random.default_rng(np.random.SeedSequence(self._state.entropy, spawn_key=stream))
+
+
+@dataclasses.dataclass(frozen=True)
+class PoissonSampling(Sampling):
+    r"""Each step draws every example independently with probability \(B/N\).
+
+    Args:
+        num_examples: Int >= 1, the size N of the data set.
+        expected_batch_size: Int in [1, N], the mean number B of examples in a batch.
+        seed: Int >= 0, or `None` for draws that nobody can predict, from the entropy of
+            the operating system. With a seed, the k-th iteration of this object's data
+            sets draws from (seed, k): reproducible, but the draws are only as secret
+            as the seed, and a run resumed in a new process repeats them; give
+            it another seed.
+
+    Raises:
+        SamplingError: If a value is out of range.
+
+    Example:
+
+    >>> sampling = PoissonSampling(num_examples=60_000, expected_batch_size=600)
+    >>> sampling.sampling_probability, sampling.steps_per_epoch, sampling.rounds(200)
+    (0.01, 100, 200)
+
+    Source: Abadi et al., CCS 2016, Sec. 3.1 (lots).
+    """
+
+    seed: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class CyclicPoissonSampling(Sampling):
+    r"""Groups take turns; each step draws from its group with probability \(mB/N\).
+
+    Every example belongs to one of m groups, by a uniform and independent choice that
+    does not look at the data and never changes in the life of this object. Step t
+    draws each example of group t mod m independently with probability mB/N. So two
+    entries of one example are at least m steps apart: its residual is fed back before
+    it can enter again, and its influence on two releases adds up in quadrature.
+    Iterations run through whole cycles, groups 0 to m-1, however often they restart.
+
+    Args:
+        num_examples: Int >= 1, the size N of the data set.
+        expected_batch_size: Int in [1, N/m], the mean number B of examples in a batch.
+        num_groups: Int >= 1, the number of groups m. To gain from error feedback over s
+            steps it must be s + 1 at least.
+        seed: Int >= 0 or `None`, as in `PoissonSampling`; it also decides the groups.
+
+    Raises:
+        SamplingError: If a value is out of range, or `num_groups * expected_batch_size`
+            exceeds `num_examples`.
+
+    Example:
+
+    >>> sampling = CyclicPoissonSampling(num_examples=60_000, expected_batch_size=2048)
+    >>> round(sampling.sampling_probability, 4), sampling.steps_per_epoch, sampling.rounds(45)
+    (0.0683, 30, 23)
+
+    Source: Choquette-Choo et al., "(Amplified) Banded Matrix Factorization: A unified
+    approach to private training", NeurIPS 2023 (the sampling scheme of banded mechanisms).
+    """
+
+    num_groups: int = 2
+    seed: int | None = None
+
+    def _groups(self):
+        with _STATE_LOCK:
+            if self._state.groups is None:
+                rng = self._generator(_ASSIGNMENT_STREAM)
+                group_of = rng.integers(self.num_groups, size=self.num_examples)
+                self._state.groups = [np.flatnonzero(group_of == g) for g in range(self.num_groups)]
+            return self._state.groups
+
+
+@dataclasses.dataclass(frozen=True)
+class ShuffledEpochs(Sampling):
+    """Each epoch visits every example once, in any order; no amplification is claimed.
+
+    This is what `model.fit(x, y, batch_size=...)` does. Shuffling is not Poisson
+    sampling: the accountant counts one full, unsampled release per epoch begun.
+
+    Args:
+        num_examples: Int >= 1, the size N of the data set.
+        expected_batch_size: Int in [1, N], the number B of examples in a batch.
+        seed: Int >= 0 or `None`, as in `PoissonSampling`; it decides the order.
+
+    Raises:
+        SamplingError: If a value is out of range.
+
+    Example:
+
+    >>> sampling = ShuffledEpochs(num_examples=29_404, expected_batch_size=32)
+    >>> sampling.sampling_probability, sampling.steps_per_epoch, sampling.rounds(920)
+    (1.0, 919, 2)
+    """
+
+    seed: int | None = None
+
+    amplified = False
+
+    @property
+    def sampling_probability(self):
+        """1: an example is certain to be used once in every epoch."""
+        return 1.0
+
+    @property
+    def steps_per_epoch(self):
+        """Int, number of batches in one epoch, the last and shorter one included."""
+        return math.ceil(self.num_examples / self.expected_batch_size)
+
+    @property
+    def steps_per_round(self):
+        """Int, number of steps in an epoch: an example enters once in each."""
+        return self.steps_per_epoch
+
+    def separates_entries(self, feedback_steps):
+        """Returns `False`: an example may end one epoch and begin the next."""
+        return False
+
+    def _plan(self, planned_steps):
+        size = self.expected_batch_size
+
+        def begin():
+            rng = self._generator(_DRAW_STREAM, *self._begin_iteration().tolist())
+            return rng.permutation(self.num_examples)
+
+        def draw(order, step):
+            with _STATE_LOCK:
+                self._state.draws += 1
+            return _pad(order[int(step) * size : (int(step) + 1) * size], size, marks=0)
+
+        return begin, draw, size
+
+
+def _round_up(size):
+    return _SIZE_MULTIPLE * max(1, math.ceil(size / _SIZE_MULTIPLE))
+
+
+def _pad(indices, size, marks):
+    """Returns `indices` repeated up to `size`, and weights that end in `marks` negative zeros."""
+    weights = np.zeros(size, dtype=np.float32)
+    weights[: len(indices)] = 1.0
+    weights[size - marks :] = -0.0
+    # `np.resize` repeats the rows drawn; without any, it gives row 0.
+    return np.resize(indices, size).astype(np.int64), weights
+
+
+def _check_workers(sampling):
+    """Refuses unseeded draws where several worker processes must draw the same batch."""
+    cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
+    workers = sum(cluster.num_tasks(job) for job in cluster.jobs if job in ("chief", "worker"))
+    if workers > 1 and sampling.seed is None:
+        raise SamplingError(
+            f"The cluster has {workers} workers, and each would draw a batch of its own: one "
+            "example could enter a step several times. Give every worker the same secret `seed`. "
+            f"Received: {sampling!r}."
+        )

@@ -1,0 +1,161 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`check_model` refuses models that mix examples; `fix_model` repairs the usual case.
+
+Per-example clipping bounds what one example does to its own gradient. A layer that
+lets an example change the gradients of the others, or that stores something computed
+from the batch, lets it escape that bound.
+"""
+
+import math
+
+import keras
+
+from dice_tf.errors import LossError, ModelError
+from dice_tf.per_example.loss import call_in_training
+
+# Layers of the GroupNormalization paper's recommended size (Wu & He, 2018).
+_MOST_GROUPS = 32
+
+
+def check_model(model):
+    """Raises if a layer of the model mixes examples or remembers data.
+
+    Args:
+        model: A Keras model or layer.
+
+    Returns:
+        The model, unchanged.
+
+    Raises:
+        ModelError: Naming the layer's path, what it does and what to do about it.
+
+    Example:
+
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    >>> check_model(model) is model
+    True
+    """
+    for layer in model._flatten_layers():
+        problem = _problem(layer)
+        if problem is not None:
+            raise ModelError(
+                f"Layer '{layer.path or layer.name}' ({type(layer).__name__}) {problem}"
+            )
+    return model
+
+
+def check_forward_pass(model, x):
+    """Raises if a forward pass in training mode stores data or adds a loss to the batch.
+
+    Args:
+        model: A built Keras model.
+        x: Inputs of a batch, as `keras.KerasTensor`s.
+
+    Returns:
+        The model's outputs, as `keras.KerasTensor`s.
+
+    Raises:
+        ModelError: Naming the variables, other than random seeds, that are assigned.
+        LossError: Naming the layer that uses `add_loss`.
+    """
+    scope = keras.StatelessScope(collect_losses=True)
+
+    def forward(inputs):
+        with scope:
+            return call_in_training(model, inputs)
+
+    outputs = keras.src.backend.compute_output_spec(forward, x)
+    for layer in model._flatten_layers():
+        if any(id(loss) in layer._loss_ids for loss in scope.losses):
+            raise LossError(
+                f"Layer '{layer.path or layer.name}' ({type(layer).__name__}) uses `add_loss`. "
+                "Such a loss is one number for the whole batch, so it cannot be clipped per "
+                "example. Make it an output of the model with a loss of its own in "
+                "`compile(loss=...)`; penalties on weights belong in a `kernel_regularizer`."
+            )
+    seeds = {
+        id(generator.state)
+        for layer in model._flatten_layers()
+        for generator in getattr(layer, "_seed_generators", ())
+    }
+    assigned = [v for v in model.variables if id(v) in scope.state_mapping and id(v) not in seeds]
+    if assigned:
+        raise ModelError(
+            f"Model '{model.name}' assigns {sorted(v.path for v in assigned)} during the forward "
+            "pass. State computed from the data would be released without clipping or noise, and "
+            "each example would see the others through it. Remove the layer that keeps it, or "
+            "freeze it with `layer.trainable = False` if that stops the update."
+        )
+    return outputs
+
+
+def fix_model(model):
+    """Returns a copy in which every BatchNormalization is a GroupNormalization.
+
+    GroupNormalization normalises each example on its own. The other layers keep their
+    configuration and weights; the replaced ones start anew, because batch statistics
+    have no meaning for them.
+
+    Args:
+        model: A Sequential or Functional Keras model.
+
+    Returns:
+        A new, uncompiled model that passes `check_model` if BatchNormalization was the
+        only problem.
+
+    Raises:
+        ModelError: If the model has another problem, or cannot be cloned.
+
+    Example:
+
+    >>> model = keras.Sequential([
+    ...     keras.Input((8, 8, 4)), keras.layers.Conv2D(6, 3), keras.layers.BatchNormalization()])
+    >>> [type(layer).__name__ for layer in fix_model(model).layers]
+    ['Conv2D', 'GroupNormalization']
+    """
+    try:
+        fixed = keras.models.clone_model(model, clone_function=_without_batch_statistics)
+    except ValueError as error:
+        raise ModelError(
+            f"Model '{model.name}' ({type(model).__name__}) cannot be rebuilt by fix_model; replace "
+            f"its BatchNormalization layers by GroupNormalization yourself. Keras says: {error}"
+        ) from error
+    for old, new in zip(model.layers, fixed.layers, strict=True):
+        if type(old) is type(new) and old.weights:
+            new.set_weights(old.get_weights())
+    return check_model(fixed)
+
+
+def _problem(layer):
+    if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
+        return (
+            "normalises with statistics of the whole batch, so each example changes the gradients "
+            "of the others. Use `dice_tf.fix_model(model)` to replace it by GroupNormalization, or "
+            "set `layer.trainable = False` to keep it fixed."
+        )
+    if getattr(layer, "stateful", False) and isinstance(layer, keras.layers.RNN):
+        return (
+            "has stateful=True: it carries state of one batch into the next, where other examples "
+            "see it. Use stateful=False."
+        )
+    if layer.activity_regularizer is not None:
+        return (
+            "has an activity regularizer, whose loss is one number for the whole batch and cannot "
+            "be clipped per example. Remove it, or compute the penalty in the loss function."
+        )
+    return None
+
+
+def _without_batch_statistics(layer):
+    if not isinstance(layer, keras.layers.BatchNormalization):
+        return layer.__class__.from_config(layer.get_config())
+    channels = layer.gamma.shape[0] if layer.gamma is not None else layer.moving_mean.shape[0]
+    return keras.layers.GroupNormalization(
+        groups=math.gcd(channels, _MOST_GROUPS),
+        axis=layer.axis,
+        epsilon=layer.epsilon,
+        center=layer.center,
+        scale=layer.scale,
+        name=layer.name,
+    )

@@ -1,0 +1,426 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""EpsilonCallback reports what was spent, stops in time and refuses false claims."""
+
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from dice_tf import accounting, callbacks, provenance
+from dice_tf.callbacks import EpsilonCallback
+from dice_tf.errors import (
+    AccountingError,
+    BudgetExhaustedError,
+    PlainGradientsError,
+    SamplingError,
+)
+from dice_tf.mechanism import DiceMechanism
+from dice_tf.optimizers import DiceSGDOptimizer
+from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, ShuffledEpochs
+
+N, B, DELTA = 60, 10, 1e-3
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(N, 3)).astype("float32"), RNG.normal(size=(N, 1)).astype("float32")
+
+SAMPLINGS = [PoissonSampling(N, B), CyclicPoissonSampling(N, B), ShuffledEpochs(N, B)]
+
+
+def make_model(noise_multiplier=4.0, batch_size=B, model_class=keras.Sequential, **compile_args):
+    model = model_class([keras.Input((3,)), keras.layers.Dense(1)])
+    optimizer = DiceSGDOptimizer(
+        learning_rate=0.1,
+        l2_norm_clip=0.1,
+        noise_multiplier=noise_multiplier,
+        expected_batch_size=batch_size,
+        noise_seed=0,
+    )
+    model.compile(optimizer, loss="mse", **compile_args)
+    return model
+
+
+def spent(model, sampling, steps, accountant="rdp"):
+    return accounting.compute_epsilon(
+        model.optimizer.mechanism, sampling, steps, DELTA, accountant=accountant
+    )
+
+
+def iterations(model):
+    return int(model.optimizer.iterations)
+
+
+class Recorder(keras.callbacks.Callback):
+    """Keeps the logs of every batch, and the error as `fit` begins; stops where it is told."""
+
+    def __init__(self, stop_at=None):
+        super().__init__()
+        self.batches, self.errors, self.stop_at = [], None, stop_at
+
+    def on_train_begin(self, logs=None):
+        self.errors = [error.numpy() for error in self.model.optimizer.errors]
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches.append(dict(logs))
+        if iterations(self.model) == self.stop_at:
+            self.model.stop_training = True
+
+
+@pytest.mark.parametrize("sampling, accountant", list(zip(SAMPLINGS, ["rdp", "pld", "rdp"])))
+def test_logs_hold_the_epsilon_of_the_steps_made(sampling, accountant):
+    model, recorder = make_model(), Recorder()
+    callback = EpsilonCallback(sampling, DELTA, accountant=accountant)
+    history = model.fit(
+        sampling.dataset(X, Y), epochs=2, verbose=0, callbacks=[callback, recorder]
+    ).history
+    steps = sampling.steps_per_epoch
+    expected = [spent(model, sampling, steps * epoch, accountant) for epoch in (1, 2)]
+    np.testing.assert_allclose(history["epsilon"], expected, rtol=1e-12)
+    assert callback.epsilon() == pytest.approx(expected[-1], rel=1e-12)
+    # So short a run is updated at every batch: the value is exact there too.
+    np.testing.assert_allclose(
+        [logs["epsilon"] for logs in recorder.batches],
+        [spent(model, sampling, t + 1, accountant) for t in range(2 * steps)],
+        rtol=1e-12,
+    )
+
+
+def test_progress_bar_and_csv_log_show_epsilon(tmp_path, capsys):
+    sampling, model = CyclicPoissonSampling(N, B), make_model()
+    log = keras.callbacks.CSVLogger(tmp_path / "log.csv")
+    callback = EpsilonCallback(sampling, DELTA)
+    model.fit(sampling.dataset(X, Y), verbose=2, callbacks=[callback, log])
+    assert f"epsilon: {callback.epsilon():.4f}" in capsys.readouterr().out
+    header, values = (tmp_path / "log.csv").read_text().split()
+    row = dict(zip(header.split(","), values.split(",")))
+    assert float(row["epsilon"]) == callback.epsilon()
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=repr)
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
+def test_training_stops_before_the_step_that_would_pass_the_target(sampling, steps_per_execution):
+    model = make_model(steps_per_execution=steps_per_execution)
+    target = spent(model, sampling, 17) * 1.001
+    # Brute force, one step after the other.
+    affordable = next(t for t in range(1, 100) if spent(model, sampling, t) > target) - 1
+    callback = EpsilonCallback(sampling, DELTA, target_epsilon=target)
+    data = sampling.dataset(X, Y, epochs=10)
+    history = model.fit(data, epochs=10, verbose=0, callbacks=[callback])
+    assert affordable >= 17 and len(history.history["epsilon"]) < 10
+    assert affordable - steps_per_execution < iterations(model) <= affordable
+    assert callback.epsilon() <= target
+    assert history.history["epsilon"][-1] == callback.epsilon()
+    if steps_per_execution == 1:
+        assert spent(model, sampling, iterations(model) + 1) > target
+
+    # And no step more, however often `fit` is called.
+    before = iterations(model), [w.copy() for w in model.get_weights()]
+    with pytest.raises(BudgetExhaustedError) as caught:
+        model.fit(data, epochs=1, verbose=0, callbacks=[callback])
+    assert f"target_epsilon={target}" in str(caught.value)
+    assert iterations(model) == before[0]
+    for old, new in zip(before[1], model.get_weights()):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_case_12_a_run_calibrated_for_its_epochs_makes_all_of_them():
+    sampling, target, epochs = CyclicPoissonSampling(N, B), 5.0, 3
+    noise_multiplier = accounting.calibrate_noise_multiplier(
+        target, DELTA, sampling, sampling.steps(epochs), l2_norm_clip=0.1
+    )
+    model = make_model(noise_multiplier)
+    callback = EpsilonCallback(sampling, DELTA, target_epsilon=target)
+    model.fit(sampling.dataset(X, Y, epochs=epochs), epochs=9, verbose=0, callbacks=[callback])
+    assert iterations(model) == sampling.steps(epochs)
+    assert callback.epsilon() == pytest.approx(target, rel=1e-2) and callback.epsilon() <= target
+
+
+class TwoSteps(keras.Sequential):
+    """A user's model that takes two private steps per batch, its own business."""
+
+    def train_step(self, data):
+        super().train_step(data)
+        return super().train_step(data)
+
+
+def test_batches_that_take_several_steps_do_not_overrun_the_budget():
+    model = make_model(model_class=TwoSteps)
+    sampling = ShuffledEpochs(N, B)
+    target = spent(model, sampling, sampling.steps(3)) * 1.001
+    callback = EpsilonCallback(sampling, DELTA, target_epsilon=target)
+    model.fit(X, Y, batch_size=B, epochs=5, verbose=0, callbacks=[callback])
+    assert iterations(model) == sampling.steps(3)
+
+
+def test_budget_that_allows_no_step_is_refused_before_the_first():
+    sampling, model = PoissonSampling(N, B), make_model(noise_multiplier=0.3)
+    callback = EpsilonCallback(sampling, DELTA, target_epsilon=0.5)
+    weights = model.get_weights()
+    with pytest.raises(BudgetExhaustedError, match="target_epsilon=0.5 .* allows 0 steps"):
+        model.fit(sampling.dataset(X, Y), verbose=0, callbacks=[callback])
+    assert iterations(model) == 0
+    np.testing.assert_array_equal(weights[0], model.get_weights()[0])
+
+
+def test_case_16_a_thousand_queries_change_nothing():
+    sampling, model = CyclicPoissonSampling(N, B), make_model()
+    callback = EpsilonCallback(sampling, DELTA, target_epsilon=50.0)
+    model.fit(sampling.dataset(X, Y), verbose=0, callbacks=[callback])
+    variables = [v.numpy() for v in [*model.variables, *model.optimizer.variables]]
+    draws, first = sampling.draws, callback.epsilon()
+    assert {callback.epsilon() for _ in range(1000)} == {first}
+    assert sampling.draws == draws
+    for before, after in zip(variables, [*model.variables, *model.optimizer.variables]):
+        np.testing.assert_array_equal(before, after.numpy())
+    # Nor do queries between steps: the next epoch costs what it costs without them.
+    model.fit(sampling.dataset(X, Y), verbose=0, callbacks=[callback])
+    assert callback.epsilon() == spent(model, sampling, 2 * sampling.steps_per_epoch)
+
+
+def test_epsilon_is_computed_seldom(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        accounting, "compute_epsilon", lambda *args, **kwargs: calls.append(args) or 1.0
+    )
+    mechanism = DiceMechanism(l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=B)
+    count = types.SimpleNamespace(numpy=lambda: callback.made)
+    callback = EpsilonCallback(ShuffledEpochs(10_000 * B, B), 1e-9, target_epsilon=2.0)
+    callback.made = 0
+    optimizer = types.SimpleNamespace(mechanism=mechanism, iterations=count, built=False)
+    callback.set_model(
+        types.SimpleNamespace(optimizer=optimizer, steps_per_execution=1, stop_training=False)
+    )
+    callback.set_params({"epochs": 5, "steps": 10_000})
+    # The most expensive case: every step is a round of its own.
+    monkeypatch.setattr(callbacks, "is_unbounded", lambda mechanism: True)
+    callback.on_train_begin()
+    for epoch in range(5):
+        callback.on_epoch_begin(epoch)
+        for batch in range(10_000):
+            callback.on_train_batch_begin(batch)
+            callback.made += 1
+            callback.on_train_batch_end(batch, {})
+        callback.on_epoch_end(epoch, {})
+    assert 50 < len(calls) < 120
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS[:2], ids=repr)
+def test_case_8_arrays_are_not_accounted_as_poisson(sampling):
+    model = make_model()
+    with pytest.raises(SamplingError, match="accounted as `ShuffledEpochs`"):
+        model.fit(
+            X, Y, batch_size=B, verbose=0, epochs=3, callbacks=[EpsilonCallback(sampling, DELTA)]
+        )
+    assert iterations(model) <= 2
+    # The steps are part of the run for good: going on with the right data does not help.
+    with pytest.raises(SamplingError, match="steps used batches that it did not draw"):
+        model.fit(
+            sampling.dataset(X, Y), verbose=0, callbacks=[EpsilonCallback(sampling, DELTA)]
+        )
+
+
+def test_case_8_arrays_are_accounted_by_epoch():
+    sampling, model = ShuffledEpochs(N, B), make_model()
+    callback = EpsilonCallback(sampling, DELTA)
+    history = model.fit(X, Y, batch_size=B, epochs=3, verbose=0, callbacks=[callback]).history
+    noise_multiplier = 4.0 / 2  # C1 + C2 is twice C1, and nothing is amplified.
+    expected = [gaussian_epsilon(noise_multiplier / np.sqrt(k)) for k in (1, 2, 3)]
+    for reported, exact in zip(history["epsilon"], expected):
+        assert exact <= reported <= 1.25 * exact + 0.1
+
+
+def gaussian_epsilon(noise_multiplier):
+    """The exact epsilon of one Gaussian mechanism, by bisection (Balle and Wang, 2018)."""
+    from scipy.stats import norm
+
+    def delta(epsilon):
+        a, b = 0.5 / noise_multiplier, epsilon * noise_multiplier
+        return norm.cdf(a - b) - np.exp(epsilon) * norm.cdf(-a - b)
+
+    low, high = 0.0, 50.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if delta(middle) <= DELTA else (middle, high)
+    return high
+
+
+def tail_dropped():
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(7, drop_remainder=True)
+
+
+@pytest.mark.parametrize(
+    "batch_size, fit, echoed",
+    [
+        (B, lambda m, **k: m.fit(X, Y, batch_size=B, validation_split=0.2, **k), "takes 5 steps"),
+        (B, lambda m, **k: m.fit(X[:50], Y[:50], batch_size=B, **k), "takes 5 steps"),
+        (B, lambda m, **k: m.fit(X, Y, batch_size=12, **k), "takes 5 steps"),
+        (B, lambda m, **k: m.fit(np.tile(X, (2, 1)), np.tile(Y, (2, 1)), batch_size=B, **k), "12"),
+        (B, lambda m, **k: m.fit(X, Y, batch_size=B, steps_per_epoch=3, **k), "takes 3 steps"),
+        (7, lambda m, **k: m.fit(tail_dropped(), **k), "takes 8 steps"),
+        (7, lambda m, **k: m.fit(tail_dropped().repeat(2), **k), "takes 16 steps"),
+        (7, lambda m, **k: m.fit(tail_dropped().take(2), **k), "takes 2 steps"),
+        (7, lambda m, **k: m.fit(tail_dropped().filter(lambda x, y: True), **k), "unknown number"),
+    ],
+)
+def test_case_15_data_that_contradicts_the_declared_size_is_refused(batch_size, fit, echoed):
+    model, sampling = make_model(batch_size=batch_size), ShuffledEpochs(N, batch_size)
+    with pytest.raises(SamplingError) as caught:
+        fit(model, callbacks=[EpsilonCallback(sampling, DELTA)], verbose=0)
+    assert echoed in str(caught.value) and repr(sampling) in str(caught.value)
+    assert iterations(model) == 0
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda d: d.cache(), "do not `cache\\(\\)`"),
+        (lambda d: d.shuffle(50), "out of order"),
+        (lambda d: d.map(lambda x, y, w: (x, y, None)), "did not draw"),
+        (lambda d: d.take(3), "after 1 steps, not 2"),
+        (lambda d: CyclicPoissonSampling(N, B).dataset(X, Y), "the very object"),
+        (lambda d: PoissonSampling(N, B).dataset(X, Y), "the very object"),
+    ],
+)
+def test_data_sets_that_are_not_fresh_draws_in_order_are_refused(change, message):
+    sampling, model = CyclicPoissonSampling(N, B), make_model()
+    data = change(sampling.dataset(X, Y))
+    with pytest.raises(SamplingError, match=message):
+        model.fit(data, epochs=4, verbose=0, callbacks=[EpsilonCallback(sampling, DELTA)])
+
+
+def test_poisson_batches_are_not_accounted_as_shuffled():
+    model = make_model()
+    with pytest.raises(SamplingError, match="batches of a Poisson sampler"):
+        model.fit(
+            PoissonSampling(N, B).dataset(X, Y),
+            verbose=0,
+            callbacks=[EpsilonCallback(ShuffledEpochs(N, B), DELTA)],
+        )
+    assert iterations(model) == 1
+
+
+def test_cyclic_run_that_was_cut_within_a_cycle_goes_on_with_a_fresh_one():
+    sampling, model = CyclicPoissonSampling(N, B, num_groups=3), make_model()
+    callback, data = EpsilonCallback(sampling, DELTA), sampling.dataset(X, Y)
+    model.fit(data, verbose=0, callbacks=[callback, Recorder(stop_at=4)])
+    assert iterations(model) == 4
+    assert any(np.abs(error.numpy()).max() > 0 for error in model.optimizer.errors)
+    assert callback.epsilon() == spent(model, sampling, 6)  # 4 steps begin a second round.
+
+    recorder = Recorder()
+    model.fit(data, verbose=0, callbacks=[callback, recorder])
+    assert all(not error.any() for error in recorder.errors)
+    assert iterations(model) == 4 + 6 and callback.accounted_steps() == 6 + 6
+    assert callback.epsilon() == spent(model, sampling, 12)
+    # Whole cycles go on without loss.
+    model.fit(data, verbose=0, callbacks=[callback, recorder])
+    assert any(error.any() for error in recorder.errors)
+    assert callback.accounted_steps() == 18
+
+
+def test_cyclic_run_that_was_cut_and_went_on_unobserved_is_refused():
+    sampling, model = CyclicPoissonSampling(N, B), make_model()
+    callback, data = EpsilonCallback(sampling, DELTA), sampling.dataset(X, Y)
+    model.fit(data, verbose=0, callbacks=[Recorder(stop_at=3)])
+    model.fit(data, verbose=0)
+    with pytest.raises(SamplingError, match="after 1 steps, not 2"):
+        model.fit(data, verbose=0, callbacks=[callback])
+
+
+def test_another_group_assignment_starts_from_an_error_of_zero():
+    one, other = CyclicPoissonSampling(N, B), CyclicPoissonSampling(N, B)
+    model, recorder = make_model(), Recorder()
+    for sampling, starts_from_zero in [(one, True), (one, False), (other, True), (other, False)]:
+        callback = EpsilonCallback(sampling, DELTA)
+        model.fit(sampling.dataset(X, Y), verbose=0, callbacks=[callback, recorder])
+        assert all(not error.any() for error in recorder.errors) == starts_from_zero
+    assert callback.accounted_steps() == iterations(model) == 4 * one.steps_per_epoch
+
+
+def test_shuffled_epoch_that_was_cut_counts_in_full():
+    sampling, model = ShuffledEpochs(N, B), make_model()
+    callback = EpsilonCallback(sampling, DELTA)
+    fit = lambda **k: model.fit(X, Y, batch_size=B, verbose=0, **k)
+    for _ in range(3):
+        fit(callbacks=[callback, Recorder(stop_at=iterations(model) + 2)])
+    # An example may have been first in each of the three.
+    assert iterations(model) == 6 and callback.epsilon() == spent(model, sampling, 18)
+    record = provenance.unpack_record(model.optimizer.sampling_record.numpy())
+    assert record["unfinished_steps"] == 8  # The third pass is still open.
+    fit(callbacks=[callback])
+    assert callback.epsilon() == spent(model, sampling, 24)
+
+
+def test_resumed_run_reports_the_whole_run(tmp_path):
+    sampling, model = CyclicPoissonSampling(N, B), make_model()
+    callback = EpsilonCallback(sampling, DELTA)
+    model.fit(sampling.dataset(X, Y), verbose=0, callbacks=[callback])
+    model.save(tmp_path / "model.keras")
+    resumed = keras.models.load_model(tmp_path / "model.keras")
+    again = EpsilonCallback(sampling, DELTA)
+    history = resumed.fit(sampling.dataset(X, Y), verbose=0, callbacks=[again]).history
+    assert history["epsilon"] == [spent(model, sampling, 2 * sampling.steps_per_epoch)]
+
+
+def test_no_noise_is_reported_as_infinite(capsys):
+    sampling = CyclicPoissonSampling(N, B)
+    with pytest.warns(UserWarning, match="not private"):
+        model = make_model(noise_multiplier=0.0)
+    callback = EpsilonCallback(sampling, DELTA)
+    history = model.fit(sampling.dataset(X, Y), verbose=2, callbacks=[callback]).history
+    assert history["epsilon"] == [np.inf] and callback.epsilon() == np.inf
+    assert "epsilon: inf" in capsys.readouterr().out
+    with pytest.raises(BudgetExhaustedError):
+        callback = EpsilonCallback(sampling, DELTA, target_epsilon=1e6)
+        model.fit(sampling.dataset(X, Y), verbose=0, callbacks=[callback])
+
+
+def test_model_that_is_built_by_its_first_batch():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile(make_model().optimizer, loss="mse")
+    sampling = CyclicPoissonSampling(N, B)
+    callback = EpsilonCallback(sampling, DELTA, target_epsilon=50.0)
+    model.fit(sampling.dataset(X, Y), verbose=0, callbacks=[callback])
+    assert callback.epsilon() == spent(model, sampling, sampling.steps_per_epoch)
+
+
+def test_plain_optimizer_is_refused():
+    model = make_model()
+    model.compile("sgd", loss="mse")
+    sampling = PoissonSampling(N, B)
+    with pytest.raises(PlainGradientsError, match="not private.*optimizer=SGD"):
+        model.fit(sampling.dataset(X, Y), verbose=0, callbacks=[EpsilonCallback(sampling, DELTA)])
+
+
+def test_other_batch_size_than_the_optimizers_is_refused():
+    sampling = PoissonSampling(N, 2 * B)
+    with pytest.raises(AccountingError) as caught:
+        make_model().fit(
+            sampling.dataset(X, Y), verbose=0, callbacks=[EpsilonCallback(sampling, DELTA)]
+        )
+    assert f"expected_batch_size={B}" in str(caught.value)
+    assert f"expected_batch_size={2 * B}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "arguments, echoed",
+    [
+        ({"delta": 1 / N}, ["1/60", "delta="]),
+        ({"delta": 0.0}, ["delta=0.0"]),
+        ({"delta": "1e-5"}, ["delta='1e-5'"]),
+        ({"target_epsilon": 0.0}, ["target_epsilon=0.0"]),
+        ({"target_epsilon": float("nan")}, ["target_epsilon=nan"]),
+        ({"accountant": "moments"}, ["accountant='moments'", "pld"]),
+        ({"sampling": 0.01}, ["sampling=0.01", "PoissonSampling"]),
+    ],
+)
+def test_case_11_bad_arguments_are_refused(arguments, echoed):
+    with pytest.raises(AccountingError) as caught:
+        EpsilonCallback(**{"sampling": PoissonSampling(N, B), "delta": DELTA, **arguments})
+    for text in echoed:
+        assert text in str(caught.value)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

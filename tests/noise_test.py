@@ -1,0 +1,110 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The noise of real training steps: its law, its scale, its independence."""
+
+import keras
+import numpy as np
+import pytest
+import scipy.stats
+import tensorflow as tf
+
+from dice_tf import noise
+from dice_tf.errors import MechanismError
+from dice_tf.optimizers import DiceSGDOptimizer
+
+L2_NORM_CLIP, NOISE_MULTIPLIER, BATCH = 0.5, 1.7, 20
+STDDEV = NOISE_MULTIPLIER * L2_NORM_CLIP / BATCH
+SIZE = 40
+
+
+def noise_of_training(steps=2, jit_compile=False, seed=None, learning_rate=0.25, **arguments):
+    """Trains a model whose gradient is 0 and returns (old - new) / learning rate per step."""
+    model = keras.Sequential([keras.Input((SIZE,)), keras.layers.Dense(SIZE)])
+    model.compile(
+        DiceSGDOptimizer(
+            learning_rate=learning_rate,
+            l2_norm_clip=L2_NORM_CLIP,
+            noise_multiplier=NOISE_MULTIPLIER,
+            expected_batch_size=BATCH,
+            noise_seed=seed,
+            **arguments,
+        ),
+        loss="mse",
+        jit_compile=jit_compile,
+    )
+    model.layers[0].kernel.assign(tf.zeros([SIZE, SIZE]))
+    x = np.zeros((BATCH, SIZE), "float32")
+    draws = []
+    for _ in range(steps):
+        before = [v.numpy().astype(np.float64) for v in model.trainable_variables]
+        # Weight 0 for every example: what moves the weights is the noise alone.
+        model.train_on_batch(x, x, sample_weight=np.zeros(BATCH))
+        after = [v.numpy() for v in model.trainable_variables]
+        draws.append([(b - a) / learning_rate for b, a in zip(before, after)])
+    return draws
+
+
+def p_value(sample, stddev):
+    return scipy.stats.kstest(np.ravel(sample), scipy.stats.norm(scale=stddev).cdf).pvalue
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_case_13_noise_on_the_mean_has_the_promised_law(jit_compile):
+    draws = noise_of_training(jit_compile=jit_compile, seed=5)
+    sample = np.concatenate([np.ravel(v) for step in draws for v in step])
+    assert sample.size == 2 * (SIZE * SIZE + SIZE)
+    assert p_value(sample, STDDEV) > 1e-3
+    assert p_value(sample, STDDEV * 2 / 3) < 1e-12
+    assert p_value(sample, STDDEV * 3 / 2) < 1e-12
+
+
+def test_case_7_noise_on_microbatches_is_relative_to_their_number():
+    draws = noise_of_training(seed=5, num_microbatches=4)
+    sample = np.concatenate([np.ravel(v) for step in draws for v in step])
+    stddev = NOISE_MULTIPLIER * L2_NORM_CLIP / 4
+    assert p_value(sample, stddev) > 1e-3
+    assert p_value(sample, stddev * 2 / 3) < 1e-12
+
+
+def test_draws_are_independent_over_steps_variables_and_optimizers():
+    first = noise_of_training(steps=3, seed=1)
+    second = noise_of_training(steps=3, seed=2)
+    rows = [step[0].ravel() for step in (*first, *second)]
+    correlations = np.corrcoef(rows)[np.triu_indices(len(rows), 1)]
+    # Of 15 correlations of 1,600 pairs, each N(0, 1/1600), none may be 5 deviations off.
+    assert np.abs(correlations).max() < 5 / np.sqrt(SIZE * SIZE)
+    key = noise.NoiseKey(3).read()
+    draws = [noise.gaussian_noise(key, 0, index, [1600], 1.0).numpy() for index in range(4)]
+    correlations = np.corrcoef(draws)[np.triu_indices(4, 1)]
+    assert np.abs(correlations).max() < 5 / np.sqrt(1600)
+
+
+def test_a_seed_makes_noise_reproducible_and_no_seed_makes_it_unpredictable():
+    same = [noise_of_training(seed=9)[0][0] for _ in range(2)]
+    np.testing.assert_array_equal(*same)
+    fresh = [noise_of_training()[0][0] for _ in range(2)]
+    assert np.abs(fresh[0] - fresh[1]).min() > 0
+
+
+def test_every_bit_of_the_seed_counts():
+    keys = [tuple(noise.NoiseKey(seed).read().numpy()) for seed in (0, 1, 2**31, 2**32, 2**63)]
+    assert len(set(keys)) == len(keys)
+
+
+def test_renewing_changes_an_unseeded_key_only():
+    secret, seeded = noise.NoiseKey(None), noise.NoiseKey(4)
+    before = [key.read().numpy() for key in (secret, seeded)]
+    secret.renew()
+    seeded.renew()
+    assert np.any(secret.read() != before[0])
+    np.testing.assert_array_equal(seeded.read(), before[1])
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "7"])
+def test_a_bad_seed_is_refused(seed):
+    with pytest.raises(MechanismError, match="noise_seed"):
+        noise.NoiseKey(seed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,133 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Models that mix examples or remember data are refused by layer, with the remedy."""
+
+import keras
+import numpy as np
+import pytest
+
+from dice_tf.errors import ModelError
+from dice_tf.optimizers import DiceSGDOptimizer
+from dice_tf.validation import check_model, fix_model
+
+LAYERS = keras.layers
+
+
+class RunningMean(LAYERS.Layer):
+    """Stores the mean of what it saw: state computed from data."""
+
+    def build(self, shape):
+        self.mean = self.add_weight(shape=(shape[-1],), trainable=False, name="mean")
+
+    def call(self, x):
+        self.mean.assign(keras.ops.mean(x, axis=0))
+        return x
+
+
+def with_layers(*layers, shape=(8, 8, 4)):
+    return keras.Sequential([keras.Input(shape), *layers])
+
+
+@pytest.mark.parametrize(
+    "make, match",
+    [
+        (
+            lambda: with_layers(LAYERS.Conv2D(2, 3), LAYERS.BatchNormalization(name="norm")),
+            "norm' .*BatchNormalization.*fix_model",
+        ),
+        (
+            lambda: with_layers(keras.Sequential([LAYERS.BatchNormalization()], name="inner")),
+            "batch_normalization.*fix_model",
+        ),
+        (
+            lambda: with_layers(
+                LAYERS.Dense(2, activity_regularizer="l2", name="penalised"), shape=(3,)
+            ),
+            "penalised' .*activity regularizer",
+        ),
+        (
+            lambda: keras.Sequential(
+                [
+                    keras.Input(batch_shape=(4, 3, 2)),
+                    LAYERS.GRU(2, stateful=True, name="carrying"),
+                ]
+            ),
+            "carrying' .*stateful=False",
+        ),
+    ],
+)
+def test_case_17_layers_that_mix_examples_are_refused(make, match):
+    with pytest.raises(ModelError, match=match):
+        check_model(make())
+
+
+def test_case_17_refusal_happens_in_fit_before_any_step():
+    model = with_layers(LAYERS.BatchNormalization(name="norm"), LAYERS.Flatten(), LAYERS.Dense(1))
+    model.compile(
+        DiceSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4), "mse"
+    )
+    before = [v.numpy() for v in model.variables]
+    with pytest.raises(ModelError, match="norm'"):
+        model.fit(np.ones((4, 8, 8, 4)), np.ones((4, 1)), verbose=0)
+    for variable, value in zip(model.variables, before):
+        np.testing.assert_array_equal(variable.numpy(), value)
+    assert int(model.optimizer.iterations) == 0
+
+
+def test_case_17_state_computed_from_data_is_refused_by_variable():
+    model = keras.Sequential([keras.Input((3,)), RunningMean(name="running"), LAYERS.Dense(1)])
+    model.compile(
+        DiceSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4), "mse"
+    )
+    with pytest.raises(ModelError, match="running/mean"):
+        model.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0)
+
+
+def test_frozen_batch_normalization_is_allowed():
+    layer = LAYERS.BatchNormalization()
+    layer.trainable = False
+    model = with_layers(layer, LAYERS.Flatten(), LAYERS.Dense(1))
+    model.compile(
+        DiceSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4), "mse"
+    )
+    model.fit(np.ones((4, 8, 8, 4)), np.ones((4, 1)), verbose=0)
+    assert int(model.optimizer.iterations) == 1
+
+
+def test_case_17_fix_model_replaces_batch_normalization_and_keeps_other_weights():
+    model = with_layers(
+        LAYERS.Conv2D(12, 3, name="conv"),
+        LAYERS.BatchNormalization(name="norm", epsilon=0.01),
+        LAYERS.Flatten(),
+        LAYERS.Dense(2, name="dense"),
+    )
+    fixed = fix_model(model)
+    norm = fixed.get_layer("norm")
+    assert isinstance(norm, LAYERS.GroupNormalization)
+    assert (norm.groups, norm.epsilon) == (4, 0.01)
+    for name in ("conv", "dense"):
+        for old, new in zip(model.get_layer(name).weights, fixed.get_layer(name).weights):
+            np.testing.assert_array_equal(old.numpy(), new.numpy())
+    # Group normalization of one example does not depend on the others.
+    x = np.random.default_rng(0).normal(size=(4, 8, 8, 4)).astype("float32")
+    np.testing.assert_allclose(fixed(x, training=True)[:1], fixed(x[:1], training=True), rtol=1e-5,
+                               atol=1e-6)
+
+
+def test_fix_model_says_when_it_cannot():
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.norm = LAYERS.BatchNormalization()
+
+        def call(self, x):
+            return self.norm(x)
+
+    model = Own()
+    model(np.ones((2, 3)))
+    with pytest.raises(ModelError, match="Own.*yourself"):
+        fix_model(model)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
