@@ -59,6 +59,8 @@ TEST = EXAMPLES + [
     "pytest-xdist>=3.5",
     # Properties over the whole range of privacy parameters.
     "hypothesis>=6.100",
+    # Its errors stand in for a machine without network.
+    "requests>=2.19",
     # Runs the Keras 2 optimizers of tensorflow-privacy, the test oracle.
     'tf-keras>=2.16; python_version < "3.12"',
 ]

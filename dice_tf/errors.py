@@ -11,6 +11,9 @@ the argument or the layer, echo the value received and say what to do.
 class DicePrivacyError(ValueError):
     """Base class of every refusal made by dice_tf to protect a privacy claim."""
 
+    # AutoGraph replaces errors that leave a tf.function by a type of its own unless told.
+    ag_pass_through = True
+
 
 class MechanismError(DicePrivacyError):
     """A differential privacy parameter is missing, out of range or contradictory."""

@@ -162,7 +162,10 @@ class PrivateUpdate:
         used = [i for i, head in enumerate(sums.head) if head is not None]
         heads = [sums.head[i] for i in used]
         residuals = [] if sums.residual is None else [sums.residual[i] for i in used]
-        *reduced, marks = distribution.sum_over_replicas([*heads, *residuals, marks])
+        # One dtype, because one all-reduce takes no mixture of them.
+        *reduced, marks = distribution.sum_over_replicas(
+            [*heads, *residuals, tf.cast(marks, tf.float32)]
+        )
         heads, residuals = reduced[: len(used)], reduced[len(used) :]
 
         slots = [self._get_variable_index(variables[i]) for i in used]

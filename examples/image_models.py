@@ -21,13 +21,13 @@ def build_model(dataset, image_shape, num_classes):
         `keras.Model` from uint8 images to logits.
     """
     conv = lambda filters, size, **options: layers.Conv2D(
-        filters, size, padding="same", activation="tanh", **options
+        filters, size, activation="tanh", **options
     )
     if dataset == "digits":
-        hidden = [layers.Conv2D(16, 3, activation="tanh"), layers.MaxPooling2D(2)]
+        hidden = [conv(16, 3, padding="same"), layers.MaxPooling2D(2)]
     elif image_shape[0] == 28:
         hidden = [
-            conv(16, 8, strides=2),
+            conv(16, 8, strides=2, padding="same"),
             layers.MaxPooling2D(2, 1),
             conv(32, 4, strides=2),
             layers.MaxPooling2D(2, 1),
@@ -37,7 +37,7 @@ def build_model(dataset, image_shape, num_classes):
     else:
         hidden = []
         for filters in (32, 64, 128):
-            hidden += [conv(filters, 3), layers.MaxPooling2D(2)]
+            hidden += [conv(filters, 3, padding="same"), layers.MaxPooling2D(2)]
     return keras.Sequential(
         [
             keras.Input(image_shape, dtype="uint8"),

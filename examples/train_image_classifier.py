@@ -29,7 +29,8 @@ import pathlib
 import time
 from typing import NamedTuple
 
-from absl import app, flags
+from absl import app, flags, logging
+import image_classifier_flags
 import image_datasets
 import image_models
 import keras
@@ -37,39 +38,6 @@ import plots
 
 import dice_tf
 from dice_tf import accounting
-
-# Every private optimizer by the name of its flag. DP-SGD is DiceSGD without feedback.
-PRIVATE_OPTIMIZERS = {
-    "dice_sgd": dice_tf.DiceSGDOptimizer,
-    "dp_sgd": dice_tf.DiceSGDOptimizer,
-}
-WITHOUT_FEEDBACK = ("dp_sgd",)
-NON_PRIVATE = "sgd"
-# Clipping makes gradients short, so that private learning rates are far too long for SGD.
-NON_PRIVATE_LEARNING_RATE = 0.1
-
-SAMPLINGS = ("cyclic", "poisson", "shuffled")
-
-
-class Defaults(NamedTuple):
-    """Values of the flags that depend on the data set."""
-
-    epsilon: float
-    delta: float
-    l2_norm_clip: float
-    batch_size: int
-    epochs: int
-    learning_rate: float
-    momentum: float
-
-
-DEFAULTS = {
-    "digits": Defaults(8.0, 1e-4, 0.1, 256, 40, 2.0, 0.9),
-    "mnist": Defaults(2.7, 1e-5, 0.1, 2048, 20, 2.0, 0.9),
-    "fashion_mnist": Defaults(2.7, 1e-5, 0.1, 2048, 20, 2.0, 0.9),
-    "cifar10": Defaults(7.5, 1e-5, 0.1, 2048, 30, 1.0, 0.9),
-    "cifar100": Defaults(7.5, 1e-5, 0.1, 2048, 30, 1.0, 0.9),
-}
 
 
 class Plan(NamedTuple):
@@ -80,67 +48,56 @@ class Plan(NamedTuple):
         optimizer: The private optimizer.
         steps: Int, number of optimizer steps.
         delta: Float.
-        target_epsilon: Float, or `None` if the noise was given.
     """
 
     sampling: dice_tf.PoissonSampling | dice_tf.CyclicPoissonSampling | dice_tf.ShuffledEpochs
     optimizer: keras.optimizers.Optimizer
     steps: int
     delta: float
-    target_epsilon: float | None
 
 
-def make_sampling(flag_values, num_examples):
-    """Returns how batches are drawn, as the flags say.
+def make_sampling(settings, num_examples):
+    """Returns how batches are drawn.
 
     Args:
-        flag_values: Parsed flags.
+        settings: `Settings` of the flags.
         num_examples: Int, number of training images.
     """
-    batch_size, seed = _value(flag_values, "batch_size"), flag_values.seed
-    if flag_values.sampling == "cyclic":
-        return dice_tf.CyclicPoissonSampling(
-            num_examples, batch_size, num_groups=flag_values.num_groups, seed=seed
-        )
-    cls = {"poisson": dice_tf.PoissonSampling, "shuffled": dice_tf.ShuffledEpochs}
-    return cls[flag_values.sampling](num_examples, batch_size, seed=seed)
+    size, seed = settings.batch_size, settings.seed
+    if settings.sampling == "poisson":
+        return dice_tf.PoissonSampling(num_examples, size, seed=seed)
+    if settings.sampling == "shuffled":
+        return dice_tf.ShuffledEpochs(num_examples, size, seed=seed)
+    return dice_tf.CyclicPoissonSampling(num_examples, size, settings.num_groups, seed=seed)
 
 
-def make_plan(flag_values, num_examples):
+def make_plan(settings, num_examples):
     """Returns the sampling and the optimizer, with noise for the budget asked for.
 
     Args:
-        flag_values: Parsed flags.
+        settings: `Settings` of the flags.
         num_examples: Int, number of training images.
 
     Returns:
         `Plan`.
     """
-    sampling = make_sampling(flag_values, num_examples)
-    steps = sampling.steps(_value(flag_values, "epochs"))
-    delta = _value(flag_values, "delta")
-    l2_norm_clip, error_norm_clip = _thresholds(flag_values)
-    noise_multiplier, target_epsilon = flag_values.noise_multiplier, None
+    sampling = make_sampling(settings, num_examples)
+    steps = sampling.steps(settings.epochs)
+    clips = dict(l2_norm_clip=settings.l2_norm_clip, error_norm_clip=settings.error_norm_clip)
+    noise_multiplier = settings.noise_multiplier
     if noise_multiplier is None:
-        target_epsilon = _value(flag_values, "epsilon")
         noise_multiplier = accounting.calibrate_noise_multiplier(
-            target_epsilon,
-            delta,
-            sampling,
-            steps,
-            l2_norm_clip=l2_norm_clip,
-            error_norm_clip=error_norm_clip,
+            settings.epsilon, settings.delta, sampling, steps, **clips
         )
-    optimizer = PRIVATE_OPTIMIZERS[flag_values.optimizer](
-        learning_rate=_value(flag_values, "learning_rate"),
-        momentum=_value(flag_values, "momentum"),
-        l2_norm_clip=l2_norm_clip,
-        error_norm_clip=error_norm_clip,
+    optimizer = image_classifier_flags.PRIVATE_OPTIMIZERS[settings.optimizer](
+        learning_rate=settings.learning_rate,
+        momentum=settings.momentum,
         noise_multiplier=noise_multiplier,
-        expected_batch_size=sampling.expected_batch_size,
-        noise_seed=flag_values.seed,
+        expected_batch_size=settings.batch_size,
+        noise_seed=settings.seed,
+        **clips,
     )
-    return Plan(sampling, optimizer, steps, delta, target_epsilon)
+    return Plan(sampling, optimizer, steps, settings.delta)
 
 
 def privacy_parameters(plan):
@@ -174,52 +131,49 @@ def privacy_parameters(plan):
     }
 
 
-def train_privately(flag_values, data, model):
+def train_privately(settings, data, model):
     """Trains `model` with a private optimizer, and reports what that guarantees.
 
     Args:
-        flag_values: Parsed flags.
+        settings: `Settings` of the flags.
         data: `image_datasets.ImageData`.
         model: `keras.Model`.
 
     Returns:
         The Keras `History`.
     """
-    plan = make_plan(flag_values, len(data.x_train))
+    plan = make_plan(settings, len(data.x_train))
     print("\nPrivacy parameters:")
     for name, value in privacy_parameters(plan).items():
         print(f"  {name}: {value}")
-    if flag_values.seed is not None:
-        print(f"--seed={flag_values.seed} fixes the noise: private only while nobody knows it.")
+    if settings.seed is not None:
+        print(f"--seed={settings.seed} fixes the noise: private only while nobody knows it.")
     print(flush=True)
 
-    epochs = _value(flag_values, "epochs")
-    budget = dice_tf.EpsilonCallback(
-        plan.sampling, plan.delta, target_epsilon=plan.target_epsilon
-    )
+    budget = dice_tf.EpsilonCallback(plan.sampling, plan.delta, target_epsilon=settings.epsilon)
     _compile(model, plan.optimizer)
     history = model.fit(
-        plan.sampling.dataset(data.x_train, data.y_train, epochs=epochs),
-        epochs=epochs,
+        plan.sampling.dataset(data.x_train, data.y_train, epochs=settings.epochs),
+        epochs=settings.epochs,
         validation_data=(data.x_test, data.y_test),
-        callbacks=[budget, *_csv_logger(flag_values)],
+        callbacks=[budget, *_csv_logger(settings)],
     )
     mechanism, steps = plan.optimizer.mechanism, budget.accounted_steps()
     print(f"\n{accounting.guarantee(mechanism, plan.sampling, steps, plan.delta)}.")
-    if flag_values.output_dir is not None:
-        path = pathlib.Path(flag_values.output_dir) / "privacy_statement.txt"
+    if settings.output_dir is not None:
+        path = pathlib.Path(settings.output_dir) / "privacy_statement.txt"
         statement = accounting.privacy_statement(mechanism, plan.sampling, steps, plan.delta)
         path.write_text(statement, encoding="utf-8")
         print(f"The full statement is in {path}")
-        _plot(flag_values, history, plan.sampling.steps_per_epoch, plan.delta)
+        _plot(settings, history, plan.sampling.steps_per_epoch, plan.delta)
     return history
 
 
-def train_without_privacy(flag_values, data, model):
+def train_without_privacy(settings, data, model):
     """Trains `model` with plain SGD, as the baseline.
 
     Args:
-        flag_values: Parsed flags.
+        settings: `Settings` of the flags.
         data: `image_datasets.ImageData`.
         model: `keras.Model`.
 
@@ -227,160 +181,47 @@ def train_without_privacy(flag_values, data, model):
         The Keras `History`.
     """
     print("\n*** --optimizer=sgd trains WITHOUT privacy: epsilon is infinite. ***\n", flush=True)
-    learning_rate = flag_values.learning_rate or NON_PRIVATE_LEARNING_RATE
-    batch_size = _value(flag_values, "batch_size")
-    _compile(model, keras.optimizers.SGD(learning_rate, momentum=_value(flag_values, "momentum")))
+    _compile(model, keras.optimizers.SGD(settings.learning_rate, momentum=settings.momentum))
     history = model.fit(
         data.x_train,
         data.y_train,
-        batch_size=batch_size,
-        epochs=_value(flag_values, "epochs"),
+        batch_size=settings.batch_size,
+        epochs=settings.epochs,
         validation_data=(data.x_test, data.y_test),
-        callbacks=_csv_logger(flag_values),
+        callbacks=_csv_logger(settings),
     )
     print("\n*** This model was trained WITHOUT privacy: epsilon is infinite. ***")
-    if flag_values.output_dir is not None:
-        _plot(flag_values, history, -(-len(data.x_train) // batch_size))
+    if settings.output_dir is not None:
+        _plot(settings, history, -(-len(data.x_train) // settings.batch_size))
     return history
 
 
-def run(flag_values):
+def run(settings):
     """Loads the data, trains and reports.
 
     Args:
-        flag_values: Parsed flags, see `define_flags`.
+        settings: `Settings` of the flags.
 
     Returns:
         The Keras `History`.
-
-    Raises:
-        absl.app.UsageError: If flags contradict each other.
     """
-    check_flags(flag_values)
-    if flag_values.seed is not None:
-        keras.utils.set_random_seed(flag_values.seed)
-    if flag_values.output_dir is not None:
-        pathlib.Path(flag_values.output_dir).mkdir(parents=True, exist_ok=True)
-    data = image_datasets.load_images(flag_values.dataset, flag_values.data_dir)
-    data = image_datasets.hold_out(data, flag_values.validation_fraction)
+    if settings.seed is not None:
+        keras.utils.set_random_seed(settings.seed)
+    if settings.output_dir is not None:
+        pathlib.Path(settings.output_dir).mkdir(parents=True, exist_ok=True)
+    data = image_datasets.load_images(settings.dataset, settings.data_dir)
+    data = image_datasets.hold_out(data, settings.validation_fraction)
     print(f"Data: {data.source}; {len(data.x_train)} training images.")
-    model = image_models.build_model(flag_values.dataset, data.x_train.shape[1:], data.num_classes)
+    model = image_models.build_model(settings.dataset, data.x_train.shape[1:], data.num_classes)
     print(f"Model: {model.count_params()} weights in {len(model.weights)} variables.")
 
-    private = flag_values.optimizer != NON_PRIVATE
+    private = settings.optimizer != image_classifier_flags.NON_PRIVATE
     start = time.monotonic()
-    history = (train_privately if private else train_without_privacy)(flag_values, data, model)
-    images = "held-out training" if flag_values.validation_fraction else "test"
-    print(
-        f"Accuracy on {len(data.x_test)} {images} images: {history.history['val_accuracy'][-1]:.4f} "
-        f"({time.monotonic() - start:.0f} s of training)."
-    )
+    history = (train_privately if private else train_without_privacy)(settings, data, model)
+    images = f"{len(data.x_test)} {'held-out training' if settings.validation_fraction else 'test'}"
+    accuracy, seconds = history.history["val_accuracy"][-1], time.monotonic() - start
+    print(f"Accuracy on {images} images: {accuracy:.4f} ({seconds:.0f} s of training).")
     return history
-
-
-def check_flags(flag_values):
-    """Refuses flags that contradict each other.
-
-    Raises:
-        absl.app.UsageError: Naming the flags and the remedy.
-    """
-    given = lambda name: getattr(flag_values, name) is not None
-    if given("epsilon") and given("noise_multiplier"):
-        raise app.UsageError(
-            "--epsilon and --noise_multiplier exclude each other: the first one computes the noise, "
-            f"the second one sets it. Received: --epsilon={flag_values.epsilon}, "
-            f"--noise_multiplier={flag_values.noise_multiplier}. Leave one out."
-        )
-    if flag_values.optimizer in WITHOUT_FEEDBACK and flag_values.error_norm_clip:
-        raise app.UsageError(
-            f"--optimizer={flag_values.optimizer} has no error feedback. Received: "
-            f"--error_norm_clip={flag_values.error_norm_clip}. Use --optimizer=dice_sgd."
-        )
-    if flag_values.optimizer == NON_PRIVATE:
-        private = ("epsilon", "noise_multiplier", "delta", "l2_norm_clip", "error_norm_clip")
-        extra = [f"--{name}" for name in private if given(name)]
-        if extra:
-            raise app.UsageError(
-                f"--optimizer={NON_PRIVATE} is not private and takes no {', '.join(extra)}. "
-                f"Use one of {tuple(PRIVATE_OPTIMIZERS)}."
-            )
-
-
-def define_flags(flag_values):
-    """Defines the flags of this script.
-
-    Args:
-        flag_values: `absl.flags.FlagValues` to define them in.
-    """
-    options = {"flag_values": flag_values}
-    flags.DEFINE_enum("dataset", "digits", list(DEFAULTS), "Data set.", **options)
-    flags.DEFINE_enum(
-        "optimizer",
-        "dice_sgd",
-        [*PRIVATE_OPTIMIZERS, NON_PRIVATE],
-        f"dp_sgd clips without error feedback, {NON_PRIVATE} is not private.",
-        **options,
-    )
-    for name, define, text in (
-        ("epsilon", flags.DEFINE_float, "Privacy budget, from which the noise follows."),
-        ("delta", flags.DEFINE_float, "Below 1 / number of training images."),
-        ("l2_norm_clip", flags.DEFINE_float, "Clipping threshold C1 (dp_sgd: twice the default)."),
-        ("batch_size", flags.DEFINE_integer, "Expected batch size."),
-        ("epochs", flags.DEFINE_integer, "Number of epochs."),
-        ("learning_rate", flags.DEFINE_float, "Learning rate."),
-        ("momentum", flags.DEFINE_float, "Momentum."),
-    ):
-        define(name, None, f"{text} Default: depends on the data set, see DEFAULTS.", **options)
-    flags.DEFINE_float(
-        "noise_multiplier",
-        None,
-        "Instead of --epsilon: noise standard deviation on the sum of clipped gradients, "
-        "divided by l2_norm_clip.",
-        **options,
-    )
-    flags.DEFINE_float("error_norm_clip", None, "Threshold C2. Default: l2_norm_clip.", **options)
-    flags.DEFINE_enum(
-        "sampling",
-        "cyclic",
-        SAMPLINGS,
-        "How batches are drawn: by Poisson sampling from groups that take turns, from all images, "
-        "or each image once per epoch (which amplifies no privacy).",
-        **options,
-    )
-    flags.DEFINE_integer("num_groups", 2, "Number of groups of cyclic sampling.", **options)
-    flags.DEFINE_integer(
-        "seed",
-        None,
-        "Makes a run reproducible. For tests: who knows the seed can remove the noise.",
-        **options,
-    )
-    flags.DEFINE_float(
-        "validation_fraction",
-        0.0,
-        "Holds out this part of the training images and evaluates on it instead of the test "
-        "images: for choosing hyperparameters.",
-        lower_bound=0.0,
-        upper_bound=0.9,
-        **options,
-    )
-    flags.DEFINE_string("data_dir", None, "Folder of prepared TFDS data sets.", **options)
-    flags.DEFINE_string("output_dir", None, "Folder for log, plot and statement.", **options)
-
-
-def _value(flag_values, name):
-    """Returns the flag, or what the data set has for it."""
-    value = getattr(flag_values, name)
-    return getattr(DEFAULTS[flag_values.dataset], name) if value is None else value
-
-
-def _thresholds(flag_values):
-    """Returns C1 and C2."""
-    l2_norm_clip = _value(flag_values, "l2_norm_clip")
-    if flag_values.optimizer not in WITHOUT_FEEDBACK:
-        error_norm_clip = flag_values.error_norm_clip
-        return l2_norm_clip, l2_norm_clip if error_norm_clip is None else error_norm_clip
-    # DiceSGD passes on C1 + C2 of every gradient; by default DP-SGD does so too.
-    return (l2_norm_clip if flag_values.l2_norm_clip is not None else 2 * l2_norm_clip), 0.0
 
 
 def _compile(model, optimizer):
@@ -391,23 +232,23 @@ def _compile(model, optimizer):
     )
 
 
-def _csv_logger(flag_values):
-    if flag_values.output_dir is None:
+def _csv_logger(settings):
+    if settings.output_dir is None:
         return []
-    return [keras.callbacks.CSVLogger(str(pathlib.Path(flag_values.output_dir) / "training.csv"))]
+    return [keras.callbacks.CSVLogger(str(pathlib.Path(settings.output_dir) / "training.csv"))]
 
 
-def _plot(flag_values, history, steps_per_epoch, delta=None):
+def _plot(settings, history, steps_per_epoch, delta=None):
     values = history.history
     steps = [(epoch + 1) * steps_per_epoch for epoch in history.epoch]
-    path = pathlib.Path(flag_values.output_dir) / "training.png"
-    images = "held-out images" if flag_values.validation_fraction else "test images"
+    path = pathlib.Path(settings.output_dir) / "training.png"
+    images = "held-out images" if settings.validation_fraction else "test images"
     plots.plot_accuracy_and_epsilon(
         path,
         steps,
         {images: values["val_accuracy"], "training images": values["accuracy"]},
         values.get("epsilon"),
-        title=f"{flag_values.dataset}, {flag_values.optimizer}",
+        title=f"{settings.dataset}, {settings.optimizer}",
         delta=delta,
     )
     print(f"Wrote {path}")
@@ -416,9 +257,10 @@ def _plot(flag_values, history, steps_per_epoch, delta=None):
 def main(argv):
     """Runs the script with the flags of the command line."""
     del argv
-    run(flags.FLAGS)
+    logging.set_verbosity(logging.WARNING)
+    run(image_classifier_flags.settings_from(flags.FLAGS))
 
 
 if __name__ == "__main__":
-    define_flags(flags.FLAGS)
+    image_classifier_flags.define_flags(flags.FLAGS)
     app.run(main)

@@ -43,7 +43,7 @@ def test_calibration_by_pld_needs_less_noise():
     sampling = SAMPLINGS[1]
     by_rdp = accounting.calibrate_noise_multiplier(2.7, 1e-5, sampling, 1171)
     by_pld = accounting.calibrate_noise_multiplier(2.7, 1e-5, sampling, 1171, accountant="pld")
-    # ACCOUNTING.md: 0.685 of C1 + C2.
+    # The table of accounting_tables_test.py: 0.685 of C1 + C2.
     assert by_pld == pytest.approx(2 * 0.685, rel=0.01)
     assert by_pld < by_rdp
     mechanism = DiceMechanism(l2_norm_clip=1.0, noise_multiplier=by_pld, expected_batch_size=512)

@@ -39,7 +39,7 @@ def test_renyi_divergences_equal_numerical_integration(q, z):
     for order in (2.5, 4.5, 9.5):
         # Some releases of dp_accounting bound fractional orders from above.
         value, exact = values[orders.index(order)], integrated_divergence(q, z, order)
-        assert exact * (1 - 1e-7) < value < exact * 1.02
+        assert exact * (1 - 1e-7) < value < exact * 1.1
 
 
 def hockey_stick(log_density_p, log_density_q, epsilon, reach):

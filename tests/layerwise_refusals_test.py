@@ -270,10 +270,6 @@ def test_no_residual_wanted():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def dropout_layer():
-    return L.Dropout(0.5, seed=3)
-
-
 def dropout_in_a_unit():
     class Unit(L.Layer):
         def __init__(self):
@@ -289,9 +285,14 @@ def dropout_in_a_unit():
     return Unit()
 
 
-@pytest.mark.parametrize("make", [dropout_in_a_unit, lambda: L.LSTM(
-    6, dropout=0.4, recurrent_dropout=0.4, seed=3, return_sequences=True)])
-@pytest.mark.parametrize("traced", [False, True])
+def rnn_with_dropout():
+    return L.SimpleRNN(4, dropout=0.4, recurrent_dropout=0.4, seed=3, return_sequences=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "traced"),
+    [(dropout_in_a_unit, False), (dropout_in_a_unit, True), (rnn_with_dropout, True)],
+)
 def test_recomputed_layers_see_the_masks_of_the_forward_pass(make, traced):
     # With all weights equal to 1 the head is the plain gradient of the batch, which
     # depends on the masks; both runs start from the same seed state.
@@ -315,6 +316,22 @@ def test_recomputed_layers_see_the_masks_of_the_forward_pass(make, traced):
     for v, value in zip(seeds, after, strict=True):
         np.testing.assert_array_equal(v.numpy(), value)  # advanced once, as in one pass
     assert any(np.any(a != b) for a, b in zip(start, after, strict=True))
+
+
+def test_spectral_normalization_is_differentiated_as_keras_does():
+    layer = L.SpectralNormalization(L.Dense(4))
+    model = compiled(keras.Sequential([keras.Input((6,)), layer, L.Dense(3)]))
+    x, y = data()
+    start = [v.numpy() for v in model.weights]
+    ones = lambda n: (tf.ones_like(n), None)
+    got = layerwise.weighted_gradient_sums(model, x, y, None, ones)
+    for v, value in zip(model.weights, start, strict=True):
+        v.assign(value)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(per_example_losses(model, x, y, model(x, training=True), None))
+    want = tape.gradient(loss, [v.value for v in model.trainable_variables])
+    for a, b in zip(got.head, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_rows_by_sorting_equal_rows_by_gram():

@@ -138,9 +138,9 @@ def frozen_layer():
 
 
 def masked_lstm():
-    inputs = keras.Input((6,), dtype="int32")
+    inputs = keras.Input((5,), dtype="int32")
     x = L.Embedding(7, 4, mask_zero=True)(inputs)
-    return keras.Model(inputs, L.Dense(3)(L.LSTM(5)(x)))
+    return keras.Model(inputs, L.Dense(3)(L.LSTM(3)(x)))
 
 
 def subclass_model():
@@ -167,6 +167,7 @@ TOKENS = {"inputs": (6,), "dtype": "int32"}
 IMAGE = {"inputs": (7, 6, 3)}
 MANY = {"inputs": (6, 5, 8)}
 SERIES = {"inputs": (9, 4)}
+SHORT = {"inputs": (4, 3)}
 ZOO = {
     "dense": sequential(conv(L.Dense, units=4, activation="relu"), inputs=(6,)),
     "dense_no_bias": sequential(conv(L.Dense, units=4, use_bias=False), inputs=(6,)),
@@ -222,10 +223,10 @@ ZOO = {
     "attention": attention,
     "grouped_query_attention": lambda: attention(query_heads=4),
     "prelu": sequential(conv(L.PReLU, shared_axes=[1, 2]), **IMAGE),
-    "simple_rnn": sequential(conv(L.SimpleRNN, units=4), **SERIES),
-    "gru": sequential(conv(L.GRU, units=4, return_sequences=True), **SERIES),
+    "simple_rnn": sequential(conv(L.SimpleRNN, units=4), **SHORT),
+    "gru": sequential(conv(L.GRU, units=4, return_sequences=True), **SHORT),
     "masked_lstm": masked_lstm,
-    "bidirectional": sequential(lambda: L.Bidirectional(L.LSTM(3)), **SERIES),
+    "bidirectional": sequential(lambda: L.Bidirectional(L.LSTM(3)), **SHORT),
     "time_distributed": sequential(lambda: L.TimeDistributed(L.Dense(4)), **SERIES),
     "custom": sequential(AddPositions, inputs=(5, 4)),
     "composite": sequential(Block, inputs=(4,)),
@@ -241,7 +242,9 @@ ZOO = {
     "subclass_model": subclass_model,
     "nested_model": nested_model,
 }  # fmt: skip
-XLA = {"gru", "masked_lstm", "attention", "conv2d_same_strides", "embedding_tied", "dense_twice",
+# Loops take long to vectorise, so these run in the way that `fit` runs them only.
+TRACED_ONLY = {"gru", "masked_lstm", "bidirectional"}
+XLA = {"simple_rnn", "attention", "conv2d_same_strides", "embedding_tied", "dense_twice",
        "token_and_position", "layer_norm_axes", "custom", "conv2d_groups"}  # fmt: skip
 
 
@@ -312,9 +315,10 @@ def test_equals_a_loop_over_examples(name):
     expected = loop(model, x, y)
     assert len(expected[1]) and expected[0].min() > 0
     step = lambda x, y: layerwise.weighted_gradient_sums(model, x, y, None, weights)
-    assert_same(step(x, y), expected)
+    if name not in TRACED_ONLY:
+        assert_same(step(x, y), expected)
     signature = [tf.TensorSpec([None, *t.shape[1:]], t.dtype) for t in (x, y)]
-    assert_same(tf.function(step, input_signature=signature)(x, y), expected)
+    assert_same(tf.function(step, input_signature=signature, autograph=False)(x, y), expected)
     if name in XLA:
         assert_same(tf.function(step, jit_compile=True)(x, y), expected)
 

@@ -44,7 +44,7 @@ _ACCOUNTANT = flags.DEFINE_enum(
 
 
 def _statement():
-    # Imported late: --help and flag errors need no TensorFlow.
+    # Imported late, because sampling loads TensorFlow.
     from dice_tf import sampling as sampling_lib
     from dice_tf.mechanism import DiceMechanism
 
@@ -65,7 +65,12 @@ def _statement():
     noise_multiplier = _NOISE_MULTIPLIER.value
     if noise_multiplier is None:
         noise_multiplier = calibrate_noise_multiplier(
-            _EPSILON.value, _DELTA.value, sampling, steps, accountant=_ACCOUNTANT.value, **parameters
+            _EPSILON.value,
+            _DELTA.value,
+            sampling,
+            steps,
+            accountant=_ACCOUNTANT.value,
+            **parameters,
         )
     mechanism = DiceMechanism(
         noise_multiplier=noise_multiplier, expected_batch_size=_BATCH_SIZE.value, **parameters

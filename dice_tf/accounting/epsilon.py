@@ -181,8 +181,8 @@ def _epsilon(mechanism, sampling, steps, delta, accountant, relation):
         two_moves = events.is_amplified(sampling)
     rounds = _rounds(mechanism, sampling, steps, delta, relation)
 
-    def curve(delta):
-        epsilon, order = renyi_epsilon(rounds, delta)
+    def curve(log_delta):
+        epsilon, order = renyi_epsilon(rounds, log_delta)
         warn_at_edge(epsilon, order)
         return epsilon
 
@@ -193,16 +193,19 @@ def _epsilon(mechanism, sampling, steps, delta, accountant, relation):
         if events.is_unbounded(mechanism):
             event = events.mixture_event(mechanism, sampling, steps) or event
         noise_multiplier = min(r.noise_multiplier for r in rounds)
-        curve = loss_distribution_curve(event, noise_multiplier, curve, delta, exchange)
+        curve = loss_distribution_curve(event, noise_multiplier, curve, math.log(delta), exchange)
         two_moves = two_moves and not exchange
-    return _two_moves(curve, delta) if two_moves else curve(delta)
+    return _two_moves(curve, delta) if two_moves else curve(math.log(delta))
 
 
 def _two_moves(curve, delta):
     candidates = []
     for share in (0.5, 0.9, 0.99):
-        first = curve(share * delta)
-        candidates.append(first + curve((1 - share) * delta * math.exp(-first)))
+        first = curve(math.log(share * delta))
+        second = math.inf
+        if math.isfinite(first):
+            second = curve(math.log((1 - share) * delta) - first)
+        candidates.append(first + second)
     return min(candidates)
 
 
@@ -216,7 +219,7 @@ def _rounds(mechanism, sampling, steps, delta, relation):
     def cost(log_odds):
         share = 0.5 + 0.5 * math.tanh(log_odds / 2)
         rounds = events.unbounded_rounds(mechanism, sampling, steps, relation, share)
-        return renyi_epsilon(rounds, delta)[0], rounds
+        return renyi_epsilon(rounds, math.log(delta))[0], rounds
 
     # Shares on a fixed lattice of log-odds, so that the divergences computed for one number of
     # steps serve all others. Every share is valid; the walk only looks for a good one.

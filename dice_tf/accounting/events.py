@@ -84,7 +84,7 @@ def check_sampling(sampling):
     Raises:
         AccountingError: For any other type: how it draws decides what it costs.
     """
-    # Imported late so that the command line need not load TensorFlow to parse its flags.
+    # Imported late, because sampling loads TensorFlow.
     from dice_tf import sampling as sampling_lib
 
     if isinstance(sampling, (sampling_lib.PoissonSampling, sampling_lib.CyclicPoissonSampling)):

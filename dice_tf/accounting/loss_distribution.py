@@ -36,8 +36,8 @@ def loss_interval(noise_multiplier, epsilon):
     return min(max(_RELATIVE_INTERVAL * epsilon, smallest), _LARGEST_INTERVAL)
 
 
-def loss_distribution_curve(event, noise_multiplier, renyi_curve, delta, exchange=False):
-    """Returns epsilon as a function of delta, by privacy loss distributions.
+def loss_distribution_curve(event, noise_multiplier, renyi_curve, log_delta, exchange=False):
+    """Returns epsilon as a function of log(delta), by privacy loss distributions.
 
     Falls back on the Renyi accountant, with a warning, where the distribution would be
     too large, fails, or resolves no epsilon.
@@ -45,14 +45,14 @@ def loss_distribution_curve(event, noise_multiplier, renyi_curve, delta, exchang
     Args:
         event: `dp_accounting.DpEvent`.
         noise_multiplier: Float > 0, the smallest one in `event`.
-        renyi_curve: Function from delta to a valid epsilon.
-        delta: Float, where the curve will mainly be asked.
+        renyi_curve: Function from log(delta) to a valid epsilon.
+        log_delta: Float, where the curve will mainly be asked.
         exchange: Whether the relation is "replace one" rather than "add or remove one".
 
     Returns:
-        Function from a float delta to a float epsilon >= 0.
+        Function from a float log(delta) to a float epsilon >= 0.
     """
-    rough = renyi_curve(delta)
+    rough = renyi_curve(log_delta)
     if rough == 0:
         return renyi_curve
     interval = loss_interval(noise_multiplier, rough) if math.isfinite(rough) else None
@@ -69,11 +69,11 @@ def loss_distribution_curve(event, noise_multiplier, renyi_curve, delta, exchang
         _warn(f"the privacy loss distribution failed ({error})")
         return renyi_curve
 
-    def curve(delta):
-        epsilon = accountant.get_epsilon(delta)
+    def curve(log_delta):
+        epsilon = accountant.get_epsilon(math.exp(log_delta))
         if not math.isfinite(epsilon):
-            _warn(f"the distribution does not resolve delta={delta:.3g}")
-            return renyi_curve(delta)
+            _warn(f"the distribution does not resolve delta=exp({log_delta:.4g})")
+            return renyi_curve(log_delta)
         return max(0.0, float(epsilon))
 
     return curve

@@ -16,7 +16,8 @@ import numpy as np
 from dp_accounting import rdp
 from scipy import special
 
-# Blocks of orders from low to high; the block `_START` is enough for epsilon between about 0.3 and 30.
+# Blocks of orders from low to high. For epsilon between about 0.3 and 30 the best order is in
+# the block `_START`.
 ORDERS = (
     tuple(1 + x / 1000 for x in (1, 2, 5)) + tuple(1 + x / 100 for x in range(1, 10)),
     tuple(1 + x / 10 for x in range(1, 10)),
@@ -75,7 +76,7 @@ def _any_order(sampling_probability, noise_multiplier, order):
     return np.inf if np.isnan(value) else max(0.0, value)
 
 
-def epsilon_per_order(orders, divergences, delta):
+def epsilon_per_order(orders, divergences, log_delta):
     r"""Converts Renyi divergences into epsilon, order by order.
 
     \[\varepsilon = r + \log\frac{\alpha - 1}{\alpha}
@@ -87,7 +88,7 @@ def epsilon_per_order(orders, divergences, delta):
     Args:
         orders: Float array, above 1.
         divergences: Float array of the same shape.
-        delta: Float in (0, 1).
+        log_delta: Float below 0, the logarithm of delta.
 
     Returns:
         Float array of the same shape; may be negative where delta alone suffices.
@@ -96,15 +97,16 @@ def epsilon_per_order(orders, divergences, delta):
     Prop. 12.
     """
     orders = np.asarray(orders, dtype=np.float64)
-    return divergences + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1)
+    return divergences + np.log1p(-1 / orders) - (log_delta + np.log(orders)) / (orders - 1)
 
 
-def renyi_epsilon(rounds, delta):
+def renyi_epsilon(rounds, log_delta):
     """Returns epsilon of a list of `Round`s and the order at which it was found.
 
     Args:
         rounds: List of `events.Round`.
-        delta: Float in (0, 1).
+        log_delta: Float below 0, the logarithm of delta, which itself may be too small
+            for a float.
 
     Returns:
         A pair of floats, epsilon >= 0 and the best order.
@@ -118,7 +120,7 @@ def renyi_epsilon(rounds, delta):
                 total = total + r.count * renyi_divergences(
                     r.sampling_probability, r.noise_multiplier, block
                 )
-            epsilons = epsilon_per_order(ORDERS[block], total, delta)
+            epsilons = epsilon_per_order(ORDERS[block], total, log_delta)
             index = int(np.argmin(epsilons))
             blocks[block] = float(epsilons[index]), float(ORDERS[block][index])
         return blocks[block]

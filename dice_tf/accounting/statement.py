@@ -82,14 +82,15 @@ def _guarantee_text(mechanism, sampling, by_accountant):
     )
     notes = [_wrap(text)]
     for result in by_accountant:
-        notes.append(f"  epsilon by the {result.accountant.upper()} accountant: {_up(result.epsilon)}")
+        name = result.accountant.upper()
+        notes.append(f"  epsilon by the {name} accountant: {_up(result.epsilon)}")
     if mechanism.noise_multiplier == 0:
         notes.append(_wrap("No noise is added: there is NO privacy."))
     if not mechanism.noise_is_secret:
         notes.append(
             _wrap(
-                "The noise was drawn from a seed that was set in the program: it is NOT secret. The "
-                "guarantee holds only towards readers who cannot learn or guess the seed."
+                "The noise was drawn from a seed that was set in the program: it is NOT secret. "
+                "The guarantee holds only towards readers who cannot learn or guess the seed."
             )
         )
     if events.is_amplified(sampling) and sampling.seed is not None:

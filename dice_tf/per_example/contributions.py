@@ -172,6 +172,10 @@ class OuterProduct:
         """Returns the per-example products, `[batch, k, f]` or `[batch, groups, k, f]`."""
         return tf.matmul(self.inputs, self.cotangents, transpose_a=not self.transposed)
 
+    def turned(self):
+        """Returns the product with the factors exchanged: its gradients are transposed."""
+        return OuterProduct(self.cotangents, self.upright(), shape=self.shape)
+
     def materialised(self):
         """Returns the gradients, `[batch, *variable.shape]`."""
         gradients = self.products()
@@ -186,16 +190,24 @@ class WrittenDownProduct(PerExample):
     """The per-example products of an `OuterProduct`, in the layout of the product."""
 
     def __init__(self, product, gradients=None):
-        super().__init__(product.products() if gradients is None else gradients)
-        self.product = product
+        k, f = product.sizes()
+        # The smaller factor is better the left one, which has to be transposed.
+        self._turned = k > f and not product.transposed
+        if gradients is None:
+            gradients = (product.turned() if self._turned else product).products()
+        super().__init__(gradients)
+        self._product = product
 
     def weighted_sums(self, weights):
         """Returns one weighted sum of rows per entry of `weights`, in the variable's layout."""
-        return [self.product.to_variable(s) for s in super().weighted_sums(weights)]
+        sums = super().weighted_sums(weights)
+        if self._turned:
+            sums = [tf.linalg.matrix_transpose(s) for s in sums]
+        return [self._product.to_variable(s) for s in sums]
 
     def without(self, broken):
         """Returns the same contribution with the rows of `broken` examples set to 0."""
-        return WrittenDownProduct(self.product, _clear(self.gradients, broken))
+        return WrittenDownProduct(self._product, _clear(self.gradients, broken))
 
 
 class Rows:
@@ -263,7 +275,7 @@ class Rows:
                 f"An embedding of shape {self.shape} is also used in a way that has no closed "
                 "form, so its per-example gradients would have to be written down, which takes "
                 "too much memory. Use the weight only through Embedding or ReversibleEmbedding, "
-                "or register a rule (`dice_tf.per_example.register_rule`)."
+                "or register a rule (dice_tf.per_example.rules.register_rule)."
             )
         batch, rows = tf.shape(self.ids)[0], self.shape[0]
         slots = tf.cast(self.ids, tf.int32) + tf.range(batch)[:, None] * rows

@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from dice_tf.per_example.contributions import OuterProduct, PerExample
 
-# With few channels, copying single numbers along the batch is faster than copying the
-# channels of one pixel (measured on CPU).
+# Below this many channels, copying the channels of one pixel at a time is slow.
 _FEW_CHANNELS = 8
 
 
@@ -119,8 +118,8 @@ def _flat_positions(tensor):
 def _patches(layer, inputs):
     """Copies out what every output position of a convolution sees.
 
-    One gather with a constant index is several times faster on CPU than
-    `tf.image.extract_patches` or strided slices, and serves any number of dimensions.
+    Gathers with a constant index are several times faster on CPU than
+    `tf.image.extract_patches` or strided slices, and serve any number of dimensions.
 
     Args:
         layer: A convolution with `kernel_size`, `strides`, `dilation_rate`, `padding`.
@@ -131,22 +130,42 @@ def _patches(layer, inputs):
         `[batch, taps * channels, positions]` and `True`.
     """
     channels = inputs.shape[-1]
-    pads, index = _tap_positions(
-        inputs.shape[1:-1], layer.kernel_size, layer.strides, layer.dilation_rate, layer.padding
-    )
+    geometry = (inputs.shape[1:-1], layer.kernel_size, layer.strides, layer.dilation_rate)
+    pads, index = _tap_positions(*geometry, layer.padding)
     positions, taps = index.shape
     if np.any(pads):
         inputs = tf.pad(inputs, [[0, 0], *pads, [0, 0]])
     points = math.prod(inputs.shape[1:-1])
     if taps == 1 and positions == points:
         return tf.reshape(inputs, [-1, points, channels]), False
-    if channels >= _FEW_CHANNELS:
-        patches = tf.gather(tf.reshape(inputs, [-1, points, channels]), index, axis=1)
-        return tf.reshape(patches, [-1, positions, taps * channels]), False
-    scalars = index.T[:, None, :] * channels + np.arange(channels, dtype=np.int32)[None, :, None]
-    flat = tf.transpose(tf.reshape(inputs, [-1, points * channels]))
-    patches = tf.transpose(tf.gather(flat, scalars.reshape(-1)))
-    return tf.reshape(patches, [-1, taps * channels, positions]), True
+    if channels < _FEW_CHANNELS:
+        return _patches_of_few_channels(inputs, geometry, layer.padding), True
+    patches = tf.gather(tf.reshape(inputs, [-1, points, channels]), index, axis=1)
+    return tf.reshape(patches, [-1, positions, taps * channels]), False
+
+
+def _patches_of_few_channels(padded, geometry, padding):
+    """The same, `[batch, taps * channels, positions]`, without copying single pixels.
+
+    Taps along the last axis are copied first; what remains are copies of whole rows of
+    output positions.
+    """
+    channels, size = padded.shape[-1], padded.shape[-2]
+    rows = math.prod(padded.shape[1:-2])
+    _, across = _tap_positions(*(part[-1:] for part in geometry), padding)
+    _, along = _tap_positions(*(part[:-1] for part in geometry), padding)
+    (columns, taps), (lines, line_taps) = across.shape, along.shape
+    channel = np.arange(channels, dtype=np.int32)[None, :, None]
+    index = across.T[:, None, :] * channels + channel
+    patches = tf.gather(
+        tf.reshape(padded, [-1, rows, size * channels]), index.reshape(-1), axis=2
+    )
+    features = np.arange(taps * channels, dtype=np.int32)[None, :, None]
+    index = along.T[:, None, :] * (taps * channels) + features
+    patches = tf.gather(
+        tf.reshape(patches, [-1, rows * taps * channels, columns]), index.reshape(-1), axis=1
+    )
+    return tf.reshape(patches, [-1, line_taps * taps * channels, lines * columns])
 
 
 def _tap_positions(spatial, kernel_size, strides, dilation, padding):

@@ -1,0 +1,476 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+r"""Lower bounds on epsilon, measured on real training runs from what they release.
+
+The accountant proves an upper bound; an audit attacks the trained model and proves, with
+a chosen confidence, a lower bound. A lower bound above the reported epsilon shows that
+the report is wrong: the accounting, the sampling, the clipping or the noise. A lower
+bound below it shows nothing more than that this attack did not find a mistake.
+
+An attack gives a *score* to a *canary*, an example made to be recognisable: the higher,
+the more the released model looks trained with it. Two ways to turn scores into epsilon:
+
+* many runs (`audit`): train over and over, with the canary and without, and count
+  how often a threshold on the score tells the two apart;
+* one run (`audit_one_run`): flip a coin for each of many canaries, train once, and
+  count how many coins can be guessed from the scores.
+
+A left-out canary is either absent from the data or, which is simpler and keeps
+`num_examples`, has `sample_weight` 0: its gradient is then zero, and so is its influence.
+"""
+
+from typing import NamedTuple
+
+import keras
+import numpy as np
+from scipy import optimize, stats
+import tensorflow as tf
+
+from dice_tf.errors import AccountingError
+from dice_tf.mechanism import check_integer, check_number
+from dice_tf.per_example import loss
+
+
+class AuditResult(NamedTuple):
+    """What an audit found.
+
+    Attributes:
+        epsilon_lower_bound: Float >= 0; with probability `confidence` over the audit, no
+            smaller epsilon is true at this `delta`.
+        delta: Float.
+        confidence: Float.
+        scores_in: Float64 array, scores of canaries (or runs) that were trained with.
+        scores_out: Float64 array, scores of those that were left out.
+    """
+
+    epsilon_lower_bound: float
+    delta: float
+    confidence: float
+    scores_in: np.ndarray
+    scores_out: np.ndarray
+
+    def __str__(self):
+        return (
+            f"epsilon >= {self.epsilon_lower_bound:.3g} at delta = {self.delta:.3g}, with "
+            f"confidence {self.confidence:g} ({len(self.scores_in)} scores of canaries that were "
+            f"trained with, {len(self.scores_out)} of others)"
+        )
+
+
+def epsilon_lower_bound(scores_in, scores_out, delta, confidence=0.95, threshold=None):
+    r"""Returns a lower bound on epsilon from scores of independent training runs.
+
+    The test "score > threshold" fires with probability TPR with the canary and FPR
+    without. Privacy demands \(TPR \le e^\varepsilon FPR + \delta\), and the same of the
+    complements with the roles exchanged:
+
+    \[\varepsilon \ge \max\Bigl(\log\frac{\underline{TPR} - \delta}{\overline{FPR}},\;
+      \log\frac{1 - \overline{FPR} - \delta}{1 - \underline{TPR}}\Bigr),\]
+
+    where \(\underline{TPR}\) and \(\overline{FPR}\) are one-sided Clopper-Pearson bounds
+    that hold together with probability `confidence`.
+
+    Args:
+        scores_in: Floats `[runs]`, one score per run with the canary.
+        scores_out: Floats `[runs]`, one score per run without it.
+        delta: Float in [0, 1).
+        confidence: Float in (0, 1), probability with which the bound is true.
+        threshold: Float that was chosen without looking at these scores. `None`: half of
+            the runs, taken at random, choose it and the other half are counted.
+
+    Returns:
+        Float >= 0. With n counted runs on each side it cannot exceed about
+        `log(n) - log(log(2 / (1 - confidence)))`.
+
+    Raises:
+        AccountingError: If an argument is out of range or a score is not a number.
+
+    Example:
+
+    >>> rng = np.random.default_rng(1)
+    >>> scores_in, scores_out = rng.normal(3.0, 1.0, 500), rng.normal(0.0, 1.0, 500)
+    >>> round(epsilon_lower_bound(scores_in, scores_out, delta=1e-5, threshold=1.5), 2)
+    2.19
+
+    Source: Jagielski, Ullman and Oprea, "Auditing differentially private machine
+    learning: how private is private SGD?", NeurIPS 2020, Sec. 4.
+    """
+    delta, confidence = _check_levels(delta, confidence)
+    scores_in = _check_scores("scores_in", scores_in, minimum=1 if threshold is not None else 2)
+    scores_out = _check_scores("scores_out", scores_out, minimum=1 if threshold is not None else 2)
+    if threshold is None:
+        # A choice made on the scores that are counted would make the bound too large.
+        choice_in, scores_in = _random_halves(scores_in)
+        choice_out, scores_out = _random_halves(scores_out)
+        candidates = np.unique(np.concatenate([choice_in, choice_out]))
+        bounds = _threshold_bounds(choice_in, choice_out, candidates, delta, confidence)
+        threshold = candidates[np.argmax(bounds)]
+    return float(_threshold_bounds(scores_in, scores_out, threshold, delta, confidence))
+
+
+def one_run_p_value(num_correct, num_guesses, num_canaries, epsilon, delta):
+    r"""Returns a bound on how probable so many correct guesses are under (epsilon, delta).
+
+    Each of m canaries was included by a fair coin \(S_i\); r coins, r fixed beforehand,
+    were guessed from the output, and W guesses are right. With
+    \(\hat W \sim \mathrm{Binomial}(r, q)\), \(q = e^\varepsilon / (1 + e^\varepsilon)\),
+
+    \[\Pr[W \ge v] \le \Pr[\hat W \ge v] + m \delta \min\Bigl(\max_{i \ge 1}
+      \tfrac{2}{i} \Pr[v > \hat W \ge v - i],\; \frac{1}{1 + e^\varepsilon}\Bigr).\]
+
+    The first term of the minimum is the theorem of the source. The second is simpler,
+    and smaller for large epsilon. Given the guesses and the coins before it, coin i is as
+    guessed with probability at most q plus an excess. Let P and Q be the laws of the
+    output for the two values of the coin: the excess of the guess "P" is
+    \([P / (P + Q) - q]_+\), of mean \(\frac12 \int [(1 - q) P - q Q]_+ \le
+    \frac12 (1 - q) \delta\); so is that of the guess "Q". Outside an event of probability
+    \(m (1 - q) \delta\) no excess matters, and W is dominated by \(\hat W\).
+
+    Args:
+        num_correct: Int in [0, r], the number v of right guesses.
+        num_guesses: Int in [1, m], the number r of guesses, fixed beforehand.
+        num_canaries: Int >= 1, the number m of coins.
+        epsilon: Float >= 0.
+        delta: Float in [0, 1).
+
+    Returns:
+        Float in [0, 1].
+
+    Raises:
+        AccountingError: If an argument is out of range.
+
+    Example:
+
+    >>> round(one_run_p_value(60, 100, num_canaries=1000, epsilon=0.0, delta=0.0), 4)
+    0.0284
+
+    Source: Steinke, Nasr and Jagielski, "Privacy auditing with one (1) training run",
+    NeurIPS 2023, Thm. 5.2.
+    """
+    _check_guesses(num_correct, num_guesses, num_canaries)
+    epsilon = check_number("epsilon", epsilon, exclusive=False, error=AccountingError)
+    delta, _ = _check_levels(delta, 0.5)
+    return _one_run_p_value(num_correct, num_guesses, num_canaries, epsilon, delta)
+
+
+def one_run_epsilon_lower_bound(num_correct, num_guesses, num_canaries, delta, confidence=0.95):
+    r"""Returns a lower bound on epsilon from guesses about one training run.
+
+    The epsilon at which `one_run_p_value` reaches `1 - confidence`: any smaller one
+    would make the guesses less probable than that.
+
+    Args:
+        num_correct: Int, number of right guesses.
+        num_guesses: Int, number of guesses, fixed beforehand; the rest are abstentions.
+        num_canaries: Int, number of canaries, each included by its own fair coin.
+        delta: Float in [0, 1).
+        confidence: Float in (0, 1).
+
+    Returns:
+        Float >= 0.
+
+    Raises:
+        AccountingError: If an argument is out of range.
+
+    Example:
+
+    >>> round(one_run_epsilon_lower_bound(95, 100, num_canaries=1000, delta=1e-5), 2)
+    2.17
+
+    Source: as `one_run_p_value`.
+    """
+    _check_guesses(num_correct, num_guesses, num_canaries)
+    delta, confidence = _check_levels(delta, confidence)
+    excess = lambda epsilon: (
+        _one_run_p_value(num_correct, num_guesses, num_canaries, epsilon, delta) - (1 - confidence)
+    )
+    if excess(0.0) >= 0:
+        return 0.0
+    # Without the term in delta the answer is Clopper and Pearson's bound on q.
+    largest = stats.beta.ppf(1 - confidence, num_correct, num_guesses - num_correct + 1)
+    upper = float(np.log(largest / (1 - largest)))
+    return upper if excess(upper) <= 0 else float(optimize.brentq(excess, 0.0, upper))
+
+
+def membership_guesses(scores, num_guesses):
+    """Guesses which canaries were included: the highest scores were, the lowest not.
+
+    Args:
+        scores: Floats `[num_canaries]`, higher for a canary that looks included.
+        num_guesses: Even int: half of the guesses are "included", half "left out".
+
+    Returns:
+        Int array `[num_canaries]`: 1 included, -1 left out, 0 abstention.
+
+    Raises:
+        AccountingError: If `num_guesses` is odd or exceeds the number of scores.
+
+    Example:
+
+    >>> membership_guesses([0.1, 2.0, -1.0, 0.4, 0.3], num_guesses=2).tolist()
+    [0, 1, -1, 0, 0]
+    """
+    scores = _check_scores("scores", scores, minimum=1)
+    check_integer("num_guesses", num_guesses, minimum=2, error=AccountingError)
+    if num_guesses % 2 or num_guesses > len(scores):
+        raise AccountingError(
+            "Argument `num_guesses` must be even and at most the number of canaries. Received: "
+            f"num_guesses={num_guesses}, with {len(scores)} canaries."
+        )
+    order = np.argsort(scores, kind="stable")
+    guesses = np.zeros(len(scores), dtype=np.int64)
+    guesses[order[: num_guesses // 2]] = -1
+    guesses[order[-(num_guesses // 2) :]] = 1
+    return guesses
+
+
+def audit(train_function, num_runs, delta, confidence=0.95, threshold=None):
+    """Trains many times, with a canary and without, and bounds epsilon from below.
+
+    Args:
+        train_function: Callable that takes a bool, whether to include the canary, makes
+            one complete and independent private training run, and returns the score of
+            the released model: a float, higher if it looks trained with the canary.
+        num_runs: Int >= 2, number of runs with the canary, and as many without.
+        delta: As in `epsilon_lower_bound`, like the next two.
+        confidence: Float.
+        threshold: Float or `None`.
+
+    Returns:
+        An `AuditResult`; compare its `epsilon_lower_bound` with the epsilon reported for
+        one run.
+
+    Raises:
+        AccountingError: If an argument is out of range or a score is not a number.
+
+    Example:
+
+    >>> rng = np.random.default_rng(0)
+    >>> result = audit(lambda include: 4.0 * include + rng.normal(), num_runs=200, delta=1e-5)
+    >>> 2.0 < result.epsilon_lower_bound < 4.0
+    True
+    """
+    check_integer("num_runs", num_runs, minimum=2, error=AccountingError)
+    _check_levels(delta, confidence)
+    scores = [(train_function(True), train_function(False)) for _ in range(num_runs)]
+    scores_in, scores_out = np.asarray(scores, dtype=np.float64).reshape(num_runs, 2).T
+    bound = epsilon_lower_bound(scores_in, scores_out, delta, confidence, threshold)
+    return AuditResult(bound, delta, confidence, scores_in, scores_out)
+
+
+def audit_one_run(train_function, num_canaries, num_guesses, delta, confidence=0.95, seed=None):
+    """Trains once, with about half of many canaries, and bounds epsilon from below.
+
+    Args:
+        train_function: Callable that takes a bool array `[num_canaries]`, which canaries to
+            include, makes one private training run, and returns the scores of all canaries
+            under the released model: floats `[num_canaries]`, higher if included.
+        num_canaries: Int >= 2. A thousand give a useful bound.
+        num_guesses: Even int, on how many canaries to guess (those with extreme scores):
+            few guesses are more often right, many count for more. A tenth of the
+            canaries is a good start.
+        delta: Float in [0, 1).
+        confidence: Float in (0, 1).
+        seed: Int or `None`, decides the coins.
+
+    Returns:
+        An `AuditResult`; compare its `epsilon_lower_bound` with the epsilon reported for
+        the run under adding or removing one example (or replacing it by an empty one).
+
+    Raises:
+        AccountingError: If an argument is out of range or a score is not a number.
+
+    Example:
+
+    >>> rng = np.random.default_rng(0)
+    >>> result = audit_one_run(lambda included: 3.0 * included + rng.normal(size=1000),
+    ...                        num_canaries=1000, num_guesses=100, delta=1e-5, seed=0)
+    >>> 2.0 < result.epsilon_lower_bound < 4.0
+    True
+    """
+    check_integer("num_canaries", num_canaries, minimum=2, error=AccountingError)
+    _check_levels(delta, confidence)
+    included = np.random.default_rng(seed).random(num_canaries) < 0.5
+    scores = np.asarray(train_function(included.copy()), dtype=np.float64)
+    if scores.shape != (num_canaries,):
+        raise AccountingError(
+            "Argument `train_function` must return one score per canary. Received: an array of "
+            f"shape {scores.shape}, for {num_canaries} canaries."
+        )
+    guesses = membership_guesses(scores, num_guesses)
+    correct = int(np.sum(guesses == np.where(included, 1, -1)))
+    bound = one_run_epsilon_lower_bound(correct, num_guesses, num_canaries, delta, confidence)
+    return AuditResult(bound, delta, confidence, scores[included], scores[~included])
+
+
+def gradient_canaries(x, num_canaries, scale=1.0):
+    """Appends canaries whose gradients are orthogonal to those of all other examples.
+
+    Each canary is alone in having a feature of its own and has no other. In a layer that
+    multiplies features by a kernel, such as `Dense`, the gradient of a canary then lies in
+    one row of the kernel, which no other example touches. (A bias is shared by all.)
+
+    Args:
+        x: Floats `[n, f]`, features of the ordinary examples; n may be 0.
+        num_canaries: Int m >= 1.
+        scale: Float > 0, value of a canary's feature. The larger, the larger its gradient:
+            clipping does not let it grow beyond what an ordinary example may have.
+
+    Returns:
+        Float32 `[n + m, f + m]`: ordinary examples, then canaries.
+
+    Raises:
+        AccountingError: If an argument is out of range.
+
+    Example:
+
+    >>> gradient_canaries([[0.5, 0.25]], num_canaries=2, scale=9.0).tolist()
+    [[0.5, 0.25, 0.0, 0.0], [0.0, 0.0, 9.0, 0.0], [0.0, 0.0, 0.0, 9.0]]
+
+    Source: Nasr et al., "Tight auditing of differentially private machine learning",
+    USENIX Security 2023 (Dirac canaries, there set as gradients).
+    """
+    x = np.asarray(x, dtype=np.float32)
+    if x.ndim != 2:
+        raise AccountingError(
+            "Argument `x` must hold one row of features per example. Received: an array of shape "
+            f"{x.shape}. Flatten the features first."
+        )
+    check_integer("num_canaries", num_canaries, error=AccountingError)
+    scale = check_number("scale", scale, error=AccountingError)
+    result = np.zeros((len(x) + num_canaries, x.shape[1] + num_canaries), dtype=np.float32)
+    result[: len(x), : x.shape[1]] = x
+    result[len(x) :, x.shape[1] :] = scale * np.eye(num_canaries)
+    return result
+
+
+def input_canaries(labels, num_classes, seed=None):
+    """Gives examples wrong labels, so that a model can only fit them by memorising them.
+
+    Args:
+        labels: Ints `[m]` in [0, num_classes), the right labels of m real examples.
+        num_classes: Int >= 2.
+        seed: Int or `None`.
+
+    Returns:
+        Array like `labels`: for each example one of the other classes, at random.
+
+    Raises:
+        AccountingError: If an argument is out of range.
+
+    Example:
+
+    >>> labels = np.array([0, 1, 2, 3])
+    >>> bool(np.any(input_canaries(labels, num_classes=4) == labels))
+    False
+    """
+    labels = np.asarray(labels)
+    check_integer("num_classes", num_classes, minimum=2, error=AccountingError)
+    in_range = np.issubdtype(labels.dtype, np.integer) and labels.size
+    if not in_range or labels.min() < 0 or labels.max() >= num_classes:
+        raise AccountingError(
+            f"Argument `labels` must hold whole numbers from 0 to {num_classes - 1}. "
+            f"Received: labels={labels!r}."
+        )
+    offsets = np.random.default_rng(seed).integers(1, num_classes, size=labels.shape)
+    return ((labels + offsets) % num_classes).astype(labels.dtype)
+
+
+def canary_scores(model, x, y):
+    """Returns minus the loss of each canary: what a released model was trained on fits best.
+
+    Args:
+        model: A Keras model compiled with a loss.
+        x: Features of the canaries, as for `fit`.
+        y: Their targets.
+
+    Returns:
+        Float64 array `[num_canaries]`. Where canaries differ in how hard they are, subtract
+        the scores that the model had before training.
+
+    Raises:
+        LossError: If the compiled loss has no value per example.
+
+    Example:
+
+    >>> model = keras.Sequential(
+    ...     [keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    >>> model.compile(loss="mse")
+    >>> canary_scores(model, np.eye(2), np.array([[1.0], [3.0]])).tolist()
+    [0.0, -4.0]
+    """
+    x, y = keras.tree.map_structure(tf.convert_to_tensor, (x, y))
+    y_pred = model(x, training=False)
+    symbolic = lambda t: keras.KerasTensor(t.shape, keras.backend.standardize_dtype(t.dtype))
+    loss.check_losses(model, *keras.tree.map_structure(symbolic, (y, y_pred)), None)
+    return -np.asarray(loss.per_example_losses(model, x, y, y_pred, None), dtype=np.float64)
+
+
+def _threshold_bounds(scores_in, scores_out, thresholds, delta, confidence):
+    """Returns the bound of `epsilon_lower_bound` for each of `thresholds`, all fixed beforehand."""
+    true_positives = len(scores_in) - np.searchsorted(np.sort(scores_in), thresholds, "right")
+    false_positives = len(scores_out) - np.searchsorted(np.sort(scores_out), thresholds, "right")
+    # Both rates hold together if each fails with half of the probability.
+    tail = (1 - confidence) / 2
+    tpr = _smallest_rate(true_positives, len(scores_in), tail)
+    fpr = 1 - _smallest_rate(len(scores_out) - false_positives, len(scores_out), tail)
+    fires = np.log(np.maximum(tpr - delta, 0) / fpr, where=tpr > delta, out=np.full_like(tpr, 0))
+    silent = 1 - fpr - delta
+    rests = np.log(np.maximum(silent, 0) / (1 - tpr), where=silent > 0, out=np.full_like(tpr, 0))
+    return np.maximum(0.0, np.maximum(fires, rests))
+
+
+def _smallest_rate(successes, trials, tail):
+    """Clopper and Pearson's lower bound: a smaller rate gives as many with probability < tail."""
+    successes = np.asarray(successes, dtype=np.float64)
+    bound = stats.beta.ppf(tail, np.maximum(successes, 1), trials - successes + 1)
+    return np.where(successes > 0, bound, 0.0)
+
+
+def _one_run_p_value(v, r, m, epsilon, delta):
+    q = 1 / (1 + np.exp(-epsilon))
+    result = stats.binom.sf(v - 1, r, q)
+    if delta > 0 and v > 0:
+        # Entry i-1: the probability that v > W >= v - i, divided by i.
+        below = np.cumsum(stats.binom.pmf(np.arange(v - 1, -1, -1), r, q)) / np.arange(1, v + 1)
+        result += m * delta * min(2 * below.max(), 1 - q)
+    return float(min(1.0, result))
+
+
+def _random_halves(scores):
+    # At random, because runs may come sorted; always the same, so that nobody tries again.
+    shuffled = np.random.default_rng(0).permutation(scores)
+    return shuffled[: len(scores) // 2], shuffled[len(scores) // 2 :]
+
+
+def _check_scores(name, scores, minimum):
+    scores = np.asarray(scores, dtype=np.float64)
+    if scores.ndim != 1 or len(scores) < minimum or np.isnan(scores).any():
+        raise AccountingError(
+            f"Argument `{name}` must be a list of at least {minimum} numbers. Received: an array "
+            f"of shape {scores.shape} with {int(np.isnan(scores).sum())} NaN. A run that "
+            "diverged must be given a score too (such as 0): leaving it out would depend on it."
+        )
+    return scores
+
+
+def _check_guesses(num_correct, num_guesses, num_canaries):
+    check_integer("num_canaries", num_canaries, error=AccountingError)
+    check_integer("num_guesses", num_guesses, error=AccountingError)
+    check_integer("num_correct", num_correct, minimum=0, error=AccountingError)
+    if not num_correct <= num_guesses <= num_canaries:
+        raise AccountingError(
+            "The counts must satisfy num_correct <= num_guesses <= num_canaries. Received: "
+            f"num_correct={num_correct}, num_guesses={num_guesses}, num_canaries={num_canaries}."
+        )
+
+
+def _check_levels(delta, confidence):
+    delta = check_number("delta", delta, exclusive=False, error=AccountingError)
+    confidence = check_number("confidence", confidence, error=AccountingError)
+    if delta >= 1 or confidence >= 1:
+        raise AccountingError(
+            "Arguments `delta` and `confidence` must be below 1. Received: "
+            f"delta={delta!r}, confidence={confidence!r}."
+        )
+    return delta, confidence

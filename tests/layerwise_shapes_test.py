@@ -1,0 +1,92 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Closed forms under many shapes, strides, paddings and token repeats."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from keras import layers as L
+
+from dice_tf.per_example import layerwise
+
+sizes = st.integers(1, 3)
+
+
+def check(layer, x):
+    """Compares norms and a weighted sum with batches of one example."""
+    model = keras.Sequential([keras.Input(x.shape[1:], dtype=x.dtype), layer, L.Flatten()])
+    model.compile(loss="mse")
+    y = np.random.RandomState(1).randn(*model.compute_output_shape(x.shape)).astype("float32")
+    model._compile_loss.build(y, y)
+    weights = tf.range(1.0, len(x) + 1.0)
+    sums = layerwise.weighted_gradient_sums(
+        model, tf.constant(x), tf.constant(y), None, lambda norms: (weights, None))
+    squares, want = [], 0.0
+    for i in range(len(x)):
+        with tf.GradientTape() as tape:
+            # Not model(...): its loss is written out, independently of loss.py.
+            loss = tf.reduce_mean(tf.square(model(x[i : i + 1]) - y[i : i + 1]))
+        gradients = [np.asarray(tf.convert_to_tensor(g), "float64") for g in
+                     tape.gradient(loss, [v.value for v in model.trainable_variables])]
+        squares.append(sum((g**2).sum() for g in gradients))
+        want = [w + (i + 1) * g for w, g in zip(want or [0] * len(gradients), gradients,
+                                                strict=True)]
+    np.testing.assert_allclose(sums.norms, np.sqrt(squares), rtol=1e-5)
+    for got, expected in zip(sums.head, want, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5 * np.sqrt(max(squares)))
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@given(
+    rank=sizes, kernel=st.lists(sizes, min_size=3, max_size=3), stride=sizes, dilation=sizes,
+    padding=st.sampled_from(["valid", "same"]), channels=st.sampled_from([1, 2, 4, 8]),
+    groups=st.sampled_from([1, 2]), extra=st.lists(st.integers(0, 4), min_size=3, max_size=3),
+    depthwise=st.booleans(), seed=st.integers(0, 9),
+)  # fmt: skip
+def test_convolutions(
+    rank, kernel, stride, dilation, padding, channels, groups, extra, depthwise, seed
+):
+    dilation = 1 if stride > 1 else dilation
+    kernel = kernel[:rank]
+    spatial = [(k - 1) * dilation + 1 + e for k, e in zip(kernel, extra, strict=False)]
+    arguments = {
+        "kernel_size": kernel, "strides": stride, "padding": padding, "dilation_rate": dilation,
+    }  # fmt: skip
+    if depthwise and rank < 3:
+        layer = [L.DepthwiseConv1D, L.DepthwiseConv2D][rank - 1](depth_multiplier=2, **arguments)
+    else:
+        # TensorFlow has no gradient for groups in three dimensions on CPU.
+        groups = groups if channels % groups == 0 and rank < 3 and dilation == 1 else 1
+        layer = [L.Conv1D, L.Conv2D, L.Conv3D][rank - 1](4, groups=groups, **arguments)
+    x = np.random.RandomState(seed).randn(3, *spatial, channels).astype("float32")
+    check(layer, x)
+
+
+@settings(max_examples=10, deadline=None, derandomize=True, database=None)
+@given(
+    length=st.integers(1, 8), vocabulary=st.integers(1, 5), dim=sizes, seed=st.integers(0, 9))
+def test_repeated_tokens(length, vocabulary, dim, seed):
+    ids = np.random.RandomState(seed).randint(0, vocabulary, (3, length)).astype("int32")
+    check(L.Embedding(vocabulary, dim), ids)
+
+
+@settings(max_examples=10, deadline=None, derandomize=True, database=None)
+@given(shape=st.lists(st.integers(1, 5), min_size=1, max_size=4), units=sizes)
+def test_dense_of_any_rank(shape, units):
+    x = np.random.RandomState(0).randn(3, *shape).astype("float32")
+    check(L.Dense(units, activation="tanh"), x)
+
+
+@settings(max_examples=10, deadline=None, derandomize=True, database=None)
+@given(shape=st.lists(st.integers(2, 4), min_size=2, max_size=3), data=st.data())
+def test_layer_normalization_over_any_axes(shape, data):
+    axes = data.draw(st.sets(st.integers(1, len(shape)), min_size=1))
+    x = np.random.RandomState(0).randn(3, *shape).astype("float32")
+    check(L.LayerNormalization(axis=sorted(axes), epsilon=0.1), x)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
