@@ -6,8 +6,9 @@ from dice_tf import accounting, errors
 from dice_tf.callbacks import EpsilonCallback
 from dice_tf.mechanism import DiceMechanism
 from dice_tf.optimizers import DiceSGDOptimizer
+from dice_tf.per_example import register_rule
 from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, ShuffledEpochs
-from dice_tf.training import private_train_step
+from dice_tf.training import check_gradients, private_train_step
 from dice_tf.validation import check_model, fix_model
 from dice_tf.version import __version__
 
@@ -20,8 +21,10 @@ __all__ = [
     "ShuffledEpochs",
     "__version__",
     "accounting",
+    "check_gradients",
     "check_model",
     "errors",
     "fix_model",
     "private_train_step",
+    "register_rule",
 ]

@@ -12,7 +12,7 @@ import warnings
 import keras
 import tensorflow as tf
 
-from dice_tf import distribution, feedback, noise, provenance, training
+from dice_tf import dispatch, distribution, feedback, noise, provenance
 from dice_tf.errors import GradientEngineError, OptimizerArgumentError, PlainGradientsError
 from dice_tf.mechanism import DiceMechanism, check_integer
 
@@ -49,6 +49,7 @@ class PrivateUpdate:
         num_microbatches=None,
         chunk_size=None,
         gradient_engine="auto",
+        self_check=True,
         noise_seed=None,
         **keras_arguments,
     ):
@@ -88,7 +89,8 @@ class PrivateUpdate:
         self._errors = []
         self.chunk_size = chunk_size
         self.gradient_engine = gradient_engine
-        training.install_dispatch()
+        self.self_check = bool(self_check)
+        dispatch.install()
 
     @property
     def mechanism(self):
@@ -245,7 +247,11 @@ class PrivateUpdate:
             "num_microbatches",
         ):
             config[name] = getattr(self._mechanism, name)
-        config.update(chunk_size=self.chunk_size, gradient_engine=self.gradient_engine)
+        config.update(
+            chunk_size=self.chunk_size,
+            gradient_engine=self.gradient_engine,
+            self_check=self.self_check,
+        )
         return config
 
 
@@ -282,6 +288,8 @@ class DiceSGDOptimizer(PrivateUpdate, keras.optimizers.SGD):
         chunk_size: Int or `None`: at most this many examples' gradients are computed at
             once. Bounds memory; changes nothing else.
         gradient_engine: `"auto"`, `"layerwise"` or `"vectorized"`.
+        self_check: Whether the first batch of a compiled model is used to compare the
+            gradients of a few examples with their gradients alone.
         noise_seed: Int or `None`: fixes the noise for reproducible tests. Whoever knows the
             seed can remove the noise, so leave it out for real data.
         **keras_arguments: Of `keras.optimizers.SGD`: `momentum`, `nesterov`,

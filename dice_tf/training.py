@@ -1,15 +1,12 @@
 # Copyright 2026 The dice_tf Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The private train step, and the one place where Keras is made to use it.
+"""The private train step.
 
-Keras hands an optimizer only gradients that are already summed over the batch. So
-constructing a private optimizer wraps `train_step` of Keras' TensorFlow trainer once:
-models compiled with a private optimizer take `private_train_step`, all others the
-step they had.
+One iteration of the algorithm on a Keras model: checks, per-example gradients, the
+optimizer's private update, metrics. `dice_tf.dispatch` makes `fit` use it.
 """
 
 import functools
-import threading
 import weakref
 
 import keras
@@ -17,11 +14,10 @@ import tensorflow as tf
 
 from dice_tf import metrics, provenance, validation
 from dice_tf.clipping import clip_weights
-from dice_tf.errors import LossError, ModelError, OptimizerArgumentError, PlainGradientsError
+from dice_tf.errors import LossError, ModelError, PlainGradientsError
 from dice_tf.mechanism import DiceMechanism
-from dice_tf.per_example import chunks, layerwise, loss, vectorized
+from dice_tf.per_example import chunks, layerwise, loss, self_check, vectorized
 
-_install_lock = threading.Lock()
 _checked_models = weakref.WeakKeyDictionary()
 
 
@@ -54,21 +50,8 @@ def private_train_step(model, data):
     Source: Zhang et al., ICLR 2024, Alg. 1, one iteration.
     """
     optimizer = model.optimizer
-    if not is_private(optimizer):
-        raise PlainGradientsError(
-            "private_train_step needs a model compiled with a private optimizer. Received: "
-            f"optimizer={type(optimizer).__name__}. Compile with DiceSGDOptimizer(...)."
-        )
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-    if y is None:
-        raise LossError(
-            f"Model '{model.name}' received no targets (y=None). Private training takes its loss "
-            "from `compile(loss=...)`, which compares outputs with targets; pass y, for an "
-            "autoencoder y=x."
-        )
-    x, y, sample_weight = (_to_tensors(part) for part in (x, y, sample_weight))
+    x, y, sample_weight = _unpack(model, data)
     _prepare(model, optimizer, x, y, sample_weight)
-
     sums = _gradient_sums(model, optimizer, x, y, sample_weight)
     variables = model.trainable_variables
     penalty, penalty_gradients = loss.regularization_gradients(variables)
@@ -78,60 +61,70 @@ def private_train_step(model, data):
     return metrics.update_metrics(model, x, y, sums.y_pred, sample_weight, sums.losses, penalty)
 
 
+def check_gradients(model, data):
+    """Compares the per-example gradients of a few examples with their gradients alone.
+
+    `fit` and `train_on_batch` do this once for every compiled model, with the first batch;
+    in a custom loop, call it before the first step.
+
+    Args:
+        model: A Keras model compiled with a private optimizer and a loss.
+        data: A batch as `fit` gets it: `(x, y)` or `(x, y, sample_weight)`.
+
+    Raises:
+        GradientEngineError: If they differ: a layer or loss mixes examples, or a rule for a
+            layer is wrong.
+
+    Example:
+
+    >>> import dice_tf
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> model.compile(dice_tf.DiceSGDOptimizer(
+    ...     l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8), loss="mse")
+    >>> check_gradients(model, (tf.ones([8, 4]), tf.ones([8, 1])))
+    """
+    x, y, sample_weight = _unpack(model, data)
+    _prepare(model, model.optimizer, x, y, sample_weight)
+    if model.optimizer.mechanism.num_microbatches is not None:
+        return  # The reference engine runs every microbatch on its own.
+    engine = functools.partial(_engine(model.optimizer), model)
+    self_check.check_against_single_examples(model, engine, x, y)
+
+
 def is_private(optimizer):
     """Whether `optimizer` is one of this package's."""
     return isinstance(getattr(optimizer, "mechanism", None), DiceMechanism)
 
 
-def install_dispatch():
-    """Makes Keras' TensorFlow trainer take private steps for private optimizers.
-
-    Idempotent and thread-safe. A model whose optimizer is not private keeps Keras' step.
-
-    Raises:
-        OptimizerArgumentError: If Keras does not run on TensorFlow.
-    """
-    if keras.backend.backend() != "tensorflow":
-        raise OptimizerArgumentError(
-            "dice_tf trains with the TensorFlow backend of Keras. Received: "
-            f"keras.backend.backend()={keras.backend.backend()!r}. Set the environment variable "
-            "KERAS_BACKEND=tensorflow before importing keras."
+def _unpack(model, data):
+    if not is_private(model.optimizer):
+        raise PlainGradientsError(
+            "A private step needs a model compiled with a private optimizer. Received: "
+            f"optimizer={type(model.optimizer).__name__}. Compile with DiceSGDOptimizer(...)."
         )
-    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    if y is None:
+        raise LossError(
+            f"Model '{model.name}' received no targets (y=None). Private training takes its loss "
+            "from `compile(loss=...)`, which compares outputs with targets; pass y, for an "
+            "autoencoder y=x."
+        )
+    return tuple(_to_tensors(part) for part in (x, y, sample_weight))
 
-    with _install_lock:
-        stock_step = TensorFlowTrainer.train_step
-        if getattr(stock_step, "dispatches_private_steps", False):
-            return
 
-        @functools.wraps(stock_step)
-        def train_step(self, data):
-            optimizer = getattr(self, "optimizer", None)
-            if is_private(getattr(optimizer, "inner_optimizer", None)):
-                raise OptimizerArgumentError(
-                    f"{type(optimizer).__name__} wraps a private optimizer. It skips steps "
-                    "depending on the data, which would tell about them. Train in float32 or "
-                    "with the dtype policy 'mixed_bfloat16', which needs no loss scaling."
-                )
-            if is_private(optimizer):
-                return private_train_step(self, data)
-            return stock_step(self, data)
-
-        train_step.dispatches_private_steps = True
-        TensorFlowTrainer.train_step = train_step
+def _engine(optimizer):
+    mechanism = optimizer.mechanism
+    if optimizer.gradient_engine == "vectorized" or mechanism.num_microbatches is not None:
+        return functools.partial(
+            vectorized.weighted_gradient_sums, microbatch_size=mechanism.microbatch_size
+        )
+    return layerwise.weighted_gradient_sums
 
 
 def _gradient_sums(model, optimizer, x, y, sample_weight):
-    mechanism = optimizer.mechanism
-    weights = functools.partial(clip_weights, mechanism=mechanism)
-
-    def run(x, y, sample_weight):
-        if optimizer.gradient_engine == "vectorized" or mechanism.num_microbatches is not None:
-            return vectorized.weighted_gradient_sums(
-                model, x, y, sample_weight, weights, mechanism.microbatch_size
-            )
-        return layerwise.weighted_gradient_sums(model, x, y, sample_weight, weights)
-
+    engine = _engine(optimizer)
+    weights = functools.partial(clip_weights, mechanism=optimizer.mechanism)
+    run = lambda x, y, sample_weight: engine(model, x, y, sample_weight, weights)
     return chunks.sums_in_chunks(run, x, y, sample_weight, optimizer.chunk_size)
 
 

@@ -358,6 +358,19 @@ def test_gram_and_materialised_norms_agree(positions, k, f, transposed):
     np.testing.assert_allclose(product.materialised(), want, rtol=1e-4, atol=1e-5)
 
 
+def test_norms_never_fall_below_the_truth_where_uses_cancel():
+    """Rounding of the Gram matrix would hide a gradient of norm 40 below one of norm 0."""
+    random = np.random.default_rng(0)
+    inputs = 1e3 * random.normal(size=(20, 8, 16))
+    cotangents = random.normal(size=(20, 8, 5))
+    inputs = np.concatenate([inputs, inputs], 1).astype("float32")
+    cotangents = np.concatenate([cotangents, -cotangents * (1 - 3e-7)], 1).astype("float32")
+    product = np.einsum("btk,btf->bkf", inputs.astype("float64"), cotangents.astype("float64"))
+    expected = np.linalg.norm(product.reshape(20, -1), axis=1)
+    norms = np.sqrt(OuterProduct(inputs, cotangents, shape=(16, 5)).squared_norms())
+    assert np.all(norms >= expected)
+
+
 def test_mixed_contributions_add_up():
     rng = np.random.RandomState(0)
     rows = Rows(tf.constant(rng.randint(0, 4, (3, 5))), rng.randn(3, 5, 2), shape=(4, 2))

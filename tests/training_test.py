@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from dice_tf.errors import ModelError, OptimizerArgumentError, PlainGradientsError
 from dice_tf.optimizers import DiceSGDOptimizer
-from dice_tf.training import install_dispatch, private_train_step
+from dice_tf import dispatch
+from dice_tf.training import check_gradients, private_train_step
 
 BATCH = 8
 RANDOM = np.random.default_rng(0)
@@ -134,7 +135,7 @@ def test_a_private_step_needs_a_private_optimizer():
 def test_stock_optimizers_keep_their_step_and_the_dispatch_is_installed_once():
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
-    install_dispatch()
+    dispatch.install()
     step = TensorFlowTrainer.train_step
     optimizer()
     assert TensorFlowTrainer.train_step is step

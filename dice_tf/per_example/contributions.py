@@ -21,6 +21,8 @@ _ASSUMED_POSITIONS = 128
 # much as this many multiplications (measured on two CPU cores).
 _ENTRY_COST = 24
 _GRAM_BYTES = 64 * 2**20
+# Four rounding units of float32, relative to the sum of absolute values.
+_ROUNDING = 4 * 2.0**-23
 
 
 class PerExample:
@@ -142,7 +144,7 @@ class OuterProduct:
         left = {"transpose_a": True} if self.transposed else {"transpose_b": True}
         gram = tf.matmul(self.inputs, self.inputs, **left)
         gram *= tf.matmul(self.cotangents, self.cotangents, transpose_b=True)
-        return _not_negative(tf.reduce_sum(gram, list(range(1, gram.shape.rank))))
+        return _safe_total(gram)
 
     def weighted_sums(self, weights):
         """Returns one weighted sum of per-example gradients per entry of `weights`."""
@@ -240,7 +242,7 @@ class Rows:
         same = tf.cast(self.ids[:, :, None] == self.ids[:, None, :], tf.float32)
         gram = tf.matmul(self.cotangents, self.cotangents, transpose_b=True)
         # where, not multiplication: an overflow between different rows is no norm.
-        return _not_negative(tf.reduce_sum(tf.where(same > 0, gram, 0.0), [1, 2]))
+        return _safe_total(tf.where(same > 0, gram, 0.0))
 
     def _squared_norms_by_sorting(self):
         shape = tf.shape(self.ids)
@@ -275,7 +277,7 @@ class Rows:
                 f"An embedding of shape {self.shape} is also used in a way that has no closed "
                 "form, so its per-example gradients would have to be written down, which takes "
                 "too much memory. Use the weight only through Embedding or ReversibleEmbedding, "
-                "or register a rule (dice_tf.per_example.rules.register_rule)."
+                "or register a rule (dice_tf.register_rule)."
             )
         batch, rows = tf.shape(self.ids)[0], self.shape[0]
         slots = tf.cast(self.ids, tf.int32) + tf.range(batch)[:, None] * rows
@@ -310,9 +312,9 @@ def merged(contributions, batch):
     outer = [_concatenated_outer(outer)] if outer else []
     rows = [_concatenated_rows(rows)] if rows else []
     if outer and rows:
-        squares = rows[0].squared_norms() + outer[0].squared_norms()
-        squares += 2.0 * _inner_products(rows[0], outer[0])
-        return _not_negative(squares), rows + outer
+        squares = rows[0].squared_norms(), outer[0].squared_norms()
+        twice = 2.0 * _inner_products(rows[0], outer[0])
+        return _safe_total(tf.stack([*squares, twice], 1)), rows + outer
     if outer and outer[0].positions != 1 and not outer[0].prefers_gram(batch):
         outer = [WrittenDownProduct(outer[0])]
     return (outer + rows)[0].squared_norms(), outer + rows
@@ -370,9 +372,19 @@ def _sums_of_squares(tensor):
     return tf.matmul(tensor[..., None, :], tensor[..., :, None])[..., 0, 0]
 
 
-def _not_negative(squares):
+def _safe_total(terms):
+    """Adds up the terms of squared norms, erring on the side of too large a norm.
+
+    Where large terms cancel, the rounded total may be far below the true one, even
+    negative; the example would then be clipped too little. Adding a multiple of the
+    rounding unit of the largest possible total keeps the norm an upper bound. Without
+    cancellation that changes a norm by less than one millionth.
+    """
+    axes = list(range(1, terms.shape.rank))
+    total = tf.reduce_sum(terms, axes)
     # tf.maximum may turn NaN into 0, and a norm of 0 would release a broken example.
-    return tf.where(squares < 0, tf.zeros_like(squares), squares)
+    total = tf.where(total < 0, tf.zeros_like(total), total)
+    return total + _ROUNDING * tf.reduce_sum(tf.abs(terms), axes)
 
 
 def _clear(tensor, broken):
