@@ -28,6 +28,18 @@ _REFUSED_KERAS_ARGUMENTS = {
 }
 
 
+class _PrivateState:
+    """What must not leave the process: the noise key, its use so far, and the error.
+
+    A plain Python object, so that neither Keras nor `tf.train.Checkpoint` finds it.
+    """
+
+    def __init__(self, noise_key):
+        self.noise_key = noise_key
+        self.noise_draws = None
+        self.errors = []
+
+
 class PrivateUpdate:
     """Mixin that turns a Keras optimizer class into a private one.
 
@@ -85,8 +97,7 @@ class PrivateUpdate:
             keras_arguments["learning_rate"] = learning_rate
         super().__init__(**keras_arguments)
         self._mechanism = mechanism
-        self._noise_key = noise.NoiseKey(noise_seed)
-        self._errors = []
+        self._private = _PrivateState(noise.NoiseKey(noise_seed))
         self.chunk_size = chunk_size
         self.gradient_engine = gradient_engine
         self.self_check = bool(self_check)
@@ -103,7 +114,7 @@ class PrivateUpdate:
 
         Empty if `error_norm_clip` is 0, because then nothing is fed back.
         """
-        return list(self._errors)
+        return list(self._private.errors)
 
     @property
     def sampling_record(self):
@@ -116,7 +127,10 @@ class PrivateUpdate:
             return
         super().build(variables)
         if self._mechanism.error_norm_clip > 0:
-            self._errors = [self._add_error(variable) for variable in variables]
+            self._private.errors = [self._add_error(variable) for variable in variables]
+        self._private.noise_draws = keras.Variable(
+            0, dtype="int64", trainable=False, aggregation="only_first_replica", name="noise_draws"
+        )
         self._sampling_record = self.add_variable(
             shape=(provenance.RECORD_SIZE,),
             initializer=keras.initializers.Constant(provenance.initial_record()),
@@ -126,10 +140,13 @@ class PrivateUpdate:
         )
 
     def _add_error(self, variable):
+        # Not `add_variable`: Keras writes the variables it tracks into every kind of file.
         with self._distribution_strategy.extended.colocate_vars_with(variable.value):
-            return self.add_variable(
+            return keras.Variable(
+                initializer="zeros",
                 shape=variable.shape,
                 dtype="float32",
+                trainable=False,
                 name=f"{variable.path.replace('/', '_')}_error",
             )
 
@@ -171,14 +188,16 @@ class PrivateUpdate:
         heads, residuals = reduced[: len(used)], reduced[len(used) :]
 
         slots = [self._get_variable_index(variables[i]) for i in used]
-        errors = [self._errors[slot] for slot in slots] if self._errors else []
+        errors = [self.errors[slot] for slot in slots] if self.errors else []
         direction, new_errors = feedback.direction_and_errors(
             heads, residuals, [tf.convert_to_tensor(e.value) for e in errors], mechanism
         )
         if mechanism.noise_multiplier > 0:
-            key, step = self._noise_key.read(), self._iterations.value
+            # Not `iterations`: they go back when weights are loaded, and the same noise on
+            # other data would give two releases whose difference is free of noise.
+            key, draws = self._private.noise_key.read(), self._private.noise_draws.value
             direction = [
-                v + noise.gaussian_noise(key, step, slot, v.shape, mechanism.noise_stddev)
+                v + noise.gaussian_noise(key, draws, slot, v.shape, mechanism.noise_stddev)
                 for v, slot in zip(direction, slots, strict=True)
             ]
         # The regularizers depend on no example: neither clipped nor noised.
@@ -188,7 +207,8 @@ class PrivateUpdate:
         ]
         record = provenance.update_record(self._sampling_record.value, marks)
         distribution.assign_on_every_replica(
-            [*errors, self._sampling_record], [*new_errors, record]
+            [*errors, self._sampling_record, self._private.noise_draws],
+            [*new_errors, record, self._private.noise_draws.value + 1],
         )
         super().apply(direction, [variables[i] for i in used])
 
@@ -203,31 +223,14 @@ class PrivateUpdate:
             learning_rate,
         )
 
-    def _released_variables(self):
-        private = {id(error) for error in self._errors}
-        return [v for v in self.variables if id(v) not in private]
-
-    def save_own_variables(self, store):
-        """Saves what may be released: everything but the error and the noise key."""
-        for index, variable in enumerate(self._released_variables()):
-            store[str(index)] = variable.numpy()
-
     def load_own_variables(self, store):
-        """Loads what `save_own_variables` saved; the error starts from 0, the key anew."""
-        variables = self._released_variables()
-        if len(store.keys()) != len(variables):
-            warnings.warn(
-                f"Skipping the state of optimizer '{self.name}': it has {len(variables)} "
-                f"variables to load, and the file holds {len(store.keys())}.",
-                stacklevel=2,
-            )
-            return
-        for index, variable in enumerate(variables):
-            variable.assign(store[str(index)])
-        for error in self._errors:
+        """Loads what may be released; the error, which never is, starts from 0."""
+        super().load_own_variables(store)
+        for error in self.errors:
             error.assign(tf.zeros(error.shape))
-        # The step counter may have gone back to one whose noise was already released.
-        self._noise_key.renew()
+        # With a seed, a new process goes on where the saved one stopped.
+        draws = self._private.noise_draws
+        draws.assign(tf.maximum(draws.value, tf.cast(self._iterations.value, draws.dtype)))
 
     def get_config(self):
         """Returns the constructor's arguments, without `noise_seed`.

@@ -208,10 +208,10 @@ def paper_table():
 def edge_table():
     """Returns a Markdown table: chance that a release passes the largest possible noise.
 
-    TensorFlow's float32 normal draws end at sqrt(2 log(1e7)) standard deviations. An
+    Box-Muller draws from 23 random bits end at sqrt(2 log(2^23)) standard deviations. An
     example whose clipped gradient lies along one coordinate may push a release beyond.
     """
-    edge = math.sqrt(2 * math.log(1e7))
+    edge = math.sqrt(2 * 23 * math.log(2))
     examples = [
         ("the worked example", 300, 4096 / 60_000, (2.85, 2.85)),
         ("DP-SGD, N = 60,000, B = 512, T = 1171, epsilon = 8", 1171, 512 / 60_000, (0.573,)),

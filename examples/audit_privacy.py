@@ -29,7 +29,6 @@ about two minutes on two cores.
 It prints a table and writes audit_privacy.png to --output_dir.
 """
 
-import math
 import pathlib
 from typing import NamedTuple
 
@@ -49,9 +48,9 @@ DELTA = 1e-5
 SAMPLING_PROBABILITY, EPOCHS = 0.1, 4
 ERROR_NORM_CLIP = {"DP-SGD": 0.0, "DiceSGD": 1.0}
 
-# (c): what makes the attack strong is N / B, once there are steps enough for the
-# example to be drawn early: all releases together move by N epsilon / (8 B sqrt(log(1 / delta)))
-# standard deviations, whatever their number.
+# (c): what makes the attack strong is N / B, once there are steps enough for the example to
+# be drawn early: the sum of all releases then moves by about N epsilon / (8 B sqrt(log(1 / delta)))
+# standard deviations, however many steps there are.
 NUM_EXAMPLES, BATCH_SIZE, STEPS = 500, 5, 300
 
 
@@ -107,7 +106,7 @@ def audit_fit(method, epsilon, num_canaries, num_guesses, seed=None):
         seed: Int or `None`, for the coins, the draws and the noise.
 
     Returns:
-        `Finding`, whose claim is what `EpsilonCallback` reported.
+        `Finding`, whose claim is the epsilon of the steps that the optimizer made.
     """
     error_norm_clip = ERROR_NORM_CLIP[method]
     batch_size = round(SAMPLING_PROBABILITY * num_canaries)
@@ -124,7 +123,8 @@ def audit_fit(method, epsilon, num_canaries, num_guesses, seed=None):
     # Gradients of norm C1 + C2: the longest that have full influence.
     x = canaries.gradient_canaries(np.zeros((0, 0)), num_canaries, scale=1.0 + error_norm_clip)
     y = np.ones((num_canaries, 1), dtype=np.float32)
-    reported = dice_tf.EpsilonCallback(sampling, DELTA, accountant="pld")
+    # Refuses batches that `sampling` did not draw, and counts the steps.
+    callback = dice_tf.EpsilonCallback(sampling, DELTA)
 
     def train(included):
         model = make_model(
@@ -137,11 +137,13 @@ def audit_fit(method, epsilon, num_canaries, num_guesses, seed=None):
         )
         # A canary of weight 0 has no gradient: it is left out.
         data = sampling.dataset(x, y, sample_weight=included.astype(np.float32), epochs=EPOCHS)
-        model.fit(data, epochs=EPOCHS, callbacks=[reported], verbose=0)
+        model.fit(data, epochs=EPOCHS, callbacks=[callback], verbose=0)
         return canaries.canary_scores(model, x, y)
 
     result = auditing.audit_one_run(train, num_canaries, num_guesses, DELTA, seed=seed)
-    return Finding(method, "dice_tf", reported.epsilon(), result.epsilon_lower_bound)
+    mechanism, steps = callback.model.optimizer.mechanism, callback.accounted_steps()
+    claimed = accounting.compute_epsilon(mechanism, sampling, steps, DELTA, accountant="pld")
+    return Finding(method, "dice_tf", claimed, result.epsilon_lower_bound)
 
 
 def letter_model(epsilon, noise_seed=None):
@@ -278,21 +280,12 @@ def plot(path, findings):
         path: Path of the PNG file.
         findings: List of `Finding`.
     """
+    letter = "Alg. 1 to the letter"
     styles = {
         ("DP-SGD", "dice_tf"): ("(a) DP-SGD", "o", plots.BLUE, plots.BLUE),
         ("DiceSGD", "dice_tf"): ("(b) DiceSGD, bounded, cyclic", "s", plots.GREEN, plots.GREEN),
-        ("Alg. 1 to the letter", "the paper"): (
-            "(c) Alg. 1 to the letter, claim of the paper",
-            "D",
-            plots.RED,
-            plots.RED,
-        ),
-        ("Alg. 1 to the letter", "dice_tf"): (
-            "(c) the same runs, claim of dice_tf",
-            "D",
-            plots.RED,
-            "white",
-        ),
+        (letter, "the paper"): (f"(c) {letter}, claim of the paper", "D", plots.RED, plots.RED),
+        (letter, "dice_tf"): ("(c) the same runs, claim of dice_tf", "D", plots.RED, "white"),
     }
     claims = [f.claimed for f in findings]
     left, right = 0.6 * min(claims), 1.5 * max(claims)
@@ -303,14 +296,8 @@ def plot(path, findings):
     ends = [min(left, lowest), max(right, highest)]
     axes.plot(ends, ends, color=plots.GREY, linewidth=1)
     axes.fill_between(ends, ends, ends[1], color=plots.RED, alpha=0.08, linewidth=0)
-    axes.text(
-        0.02,
-        0.97,
-        "claim refuted:\nmore is proven than is claimed",
-        color=plots.RED,
-        transform=axes.transAxes,
-        verticalalignment="top",
-    )
+    text = "claim refuted:\nmore is proven than is claimed"
+    axes.text(0.02, 0.9, text, color=plots.RED, transform=axes.transAxes)
     for key, (label, marker, edge, face) in styles.items():
         chosen = [f for f in findings if (f.method, f.claimant) == key]
         # A bound of 0 has no place on a logarithmic axis.
@@ -359,7 +346,8 @@ def run(flag_values):
             flush=True,
         )
         findings += audit_letter(epsilon, flag_values.num_runs, flag_values.seed, progress=True)
-    print(f"\nEpsilon at delta = {DELTA:g}; bounds with 95 % confidence:\n{format_table(findings)}\n")
+    print(f"\nEpsilon at delta = {DELTA:g}; bounds with 95 % confidence:")
+    print(f"{format_table(findings)}\n")
 
     folder = pathlib.Path(flag_values.output_dir)
     folder.mkdir(parents=True, exist_ok=True)

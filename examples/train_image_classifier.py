@@ -16,7 +16,7 @@ network. `fashion_mnist` reads the files of Debian's package dataset-fashion-mni
 is installed; otherwise it, `mnist`, `cifar10` and `cifar100` are downloaded by TFDS.
 
 How long it takes on two cores: half a minute for digits, of which starting TensorFlow is
-most, and about 10 minutes for Fashion-MNIST, plus one to prepare it the first time.
+most, and five to ten minutes for Fashion-MNIST, plus one to prepare it the first time.
 
 The default hyperparameters are in image_classifier_flags.py. They were chosen on held-out
 training images (`--validation_fraction`), not on the test images. These data sets are

@@ -81,11 +81,11 @@ def test_unbounded_residuals_shift_until_the_error_is_worn_off():
 
 def test_unbounded_residuals_the_shift_may_be_2_c2():
     # The others push the error to -C2, the example to +C2: the sensitivity of form 4.
-    shift = shifts(False, drawn_at(FIRST_DRAW), 100 * HUGE, others=-HUGE)
+    shift = shifts(False, drawn_at(FIRST_DRAW), 1000 * HUGE, others=-HUGE)
     np.testing.assert_allclose(shift[FIRST_DRAW + 1 :], 2 * C2, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("target", [HUGE, 1e6, C1 + C2, C1 + 0.5 * C2, 0.5 * C1])
+@pytest.mark.parametrize("target", [HUGE, C1 + 0.5 * C2, 0.5 * C1])
 def test_bounded_residuals_one_draw_shifts_two_releases(target):
     shift = shifts(True, drawn_at(FIRST_DRAW), target, others=0.3)
     head = min(target, C1)

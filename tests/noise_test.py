@@ -91,13 +91,24 @@ def test_every_bit_of_the_seed_counts():
     assert len(set(keys)) == len(keys)
 
 
-def test_renewing_changes_an_unseeded_key_only():
-    secret, seeded = noise.NoiseKey(None), noise.NoiseKey(4)
-    before = [key.read().numpy() for key in (secret, seeded)]
-    secret.renew()
-    seeded.renew()
-    assert np.any(secret.read() != before[0])
-    np.testing.assert_array_equal(seeded.read(), before[1])
+def test_the_tail_reaches_beyond_what_23_random_bits_allow():
+    """TensorFlow's own draws end at 5.68, which a delta of 1e-5 can notice."""
+    smallest = (0 + 0.5 * 2.0**-9) * 2.0**-32
+    assert np.sqrt(-2 * np.log(smallest)) > 7.6
+    sample = np.concatenate(
+        [noise.standard_normal(tf.constant([i, 1]), [2_000_000]).numpy() for i in range(10)]
+    )
+    assert np.isfinite(sample).all()
+    counts = {edge: np.sum(np.abs(sample) > edge) for edge in (3.0, 4.0, 4.75)}
+    for edge, count in counts.items():
+        expected = 2 * scipy.stats.norm.sf(edge) * sample.size
+        # Poisson counts: five standard deviations.
+        assert abs(count - expected) < 5 * np.sqrt(expected), edge
+
+
+def test_an_odd_number_of_draws_and_a_scalar():
+    for shape in ([], [1], [3, 5]):
+        assert noise.standard_normal(tf.constant([1, 2]), shape).shape == shape
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "7"])

@@ -5,6 +5,7 @@
 import copy
 import pathlib
 import sys
+import zipfile
 
 import keras
 import numpy as np
@@ -426,26 +427,80 @@ def test_case_4_keras_file_round_trip_keeps_the_step_count_and_neither_errors_no
     assert int(loaded.optimizer.iterations) == 2 * STEPS
 
 
-def test_loading_weights_never_repeats_noise(tmp_path):
+def rewind_by_weights(model, path):
+    model.save_weights(path / "start.weights.h5")
+    return lambda: model.load_weights(path / "start.weights.h5")
+
+
+def rewind_by_checkpoint(model, path):
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    saved = checkpoint.save(str(path / "checkpoint"))
+    return lambda: checkpoint.restore(saved)
+
+
+def rewind_by_hand(model, path):
+    start = [v.numpy() for v in model.trainable_variables]
+
+    def rewind():
+        model.optimizer.iterations.assign(1)
+        for variable, value in zip(model.trainable_variables, start):
+            variable.assign(value)
+
+    return rewind
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize(
+    "make_rewind", [rewind_by_weights, rewind_by_checkpoint, rewind_by_hand]
+)
+def test_going_back_never_repeats_noise(tmp_path, make_rewind, seed):
     """The difference of two runs from one checkpoint must not be free of noise."""
     x, y = make_problem()
-    model = make_model(make_optimizer(noise_multiplier=1.0))
+    model = make_model(make_optimizer(noise_multiplier=1.0, noise_seed=seed))
     model.train_on_batch(x[:BATCH], y[:BATCH])
-    model.save_weights(tmp_path / "start.weights.h5")
+    rewind = make_rewind(model, tmp_path)
     ends = []
     for _ in range(2):
-        model.load_weights(tmp_path / "start.weights.h5")
+        rewind()
+        assert int(model.optimizer.iterations) == 1
         model.train_on_batch(x[:BATCH], y[:BATCH])
         ends.append(flat(model.trainable_variables))
     assert np.abs(ends[0] - ends[1]).min() > 0
 
 
+def test_no_file_holds_the_error(tmp_path):
+    """Not even those that Keras fills with all variables of the optimizer."""
+    x, y = make_problem()
+    model = make_model(make_optimizer(noise_multiplier=1.0, momentum=0.9))
+    model.fit(x, y, batch_size=BATCH, verbose=0)
+    errors = model.optimizer.errors
+    assert np.abs(flat(errors)).min() > 0
+    model.save(tmp_path / "model.keras")
+    model.save(tmp_path / "legacy.h5")
+    model.save_weights(tmp_path / "model.weights.h5")
+    tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(str(tmp_path / "checkpoint"))
+    model.export(tmp_path / "exported", verbose=False)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    contents = b"".join(
+        zipfile.ZipFile(path).read(name)
+        for path in files if path.suffix == ".keras"
+        for name in zipfile.ZipFile(path).namelist()
+    ) + b"".join(path.read_bytes() for path in files)  # fmt: skip
+    # The test can see what is there: weights and momentum, as float32 in memory order.
+    for variable in (*model.trainable_variables, *model.optimizer.momentums):
+        assert variable.numpy().tobytes() in contents
+    for error in errors:
+        assert error.numpy().tobytes() not in contents
+    key = model.optimizer._private.noise_key.read().numpy().tobytes()
+    assert key not in contents
+
+
 def test_a_copied_optimizer_does_not_share_its_noise():
     optimizer = make_optimizer(noise_multiplier=1.0)
-    for other in (copy.copy(optimizer._noise_key), copy.deepcopy(optimizer._noise_key)):
-        assert np.any(other.read() != optimizer._noise_key.read())
+    for other in (copy.copy(optimizer._private.noise_key), copy.deepcopy(optimizer._private.noise_key)):
+        assert np.any(other.read() != optimizer._private.noise_key.read())
     clone = DiceSGDOptimizer.from_config(optimizer.get_config())
-    assert np.any(clone._noise_key.read() != optimizer._noise_key.read())
+    assert np.any(clone._private.noise_key.read() != optimizer._private.noise_key.read())
     assert clone.mechanism == optimizer.mechanism
 
 

@@ -100,8 +100,10 @@ def test_printed_parameters_are_enough_to_compute_epsilon():
     assert printed["epsilon"] == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("optimizer", image_classifier_flags.PRIVATE_OPTIMIZERS)
-@pytest.mark.parametrize("sampling", image_classifier_flags.SAMPLINGS)
+@pytest.mark.parametrize(
+    ("optimizer", "sampling"),
+    [("dice_sgd", "cyclic"), ("dice_sgd", "shuffled"), ("dp_sgd", "poisson")],
+)
 def test_noise_is_calibrated_to_the_budget(optimizer, sampling):
     printed = parameters(f"--optimizer={optimizer}", f"--sampling={sampling}", "--epsilon=3.5")
     assert 3.49 < printed["epsilon"] <= 3.5

@@ -1,0 +1,211 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What privacy costs: time and memory of dice_tf against Keras and against other packages.
+
+For every cell of the table the private model and the same Keras model without privacy are
+trained by stock `fit`, in turns, in one process; the ratio of their times is reported.
+Peaks of memory come from separate processes. `--peers` adds TensorFlow Privacy, Opacus and
+JAX-Privacy on the same models, each in an environment that is created on first use.
+
+    python benchmarks/benchmark.py                       everything of dice_tf, half an hour
+    python benchmarks/benchmark.py --quick               the same in short, less exact
+    python benchmarks/benchmark.py --models=cnn,sweep    some models; sweep: batch sizes
+    python benchmarks/benchmark.py --peers               the other packages as well
+
+It prints tables and writes results.json, a CSV file per table and plots to --output_dir.
+"""
+
+import importlib.metadata
+import os
+import pathlib
+import platform
+import time
+
+from absl import app, flags
+import peers
+import protocol
+import report
+
+import dice_tf
+
+MODELS = {"cnn": (256, 1024), "mlp": (256,), "vit": (64,), "transformer": (64,), "lstm": (64,)}
+SWEEP = (64, 128, 256, 512, 1024, 2048, 4096)
+SWEEP_CHUNK = 256
+METHODS = ("DP-SGD", "DiceSGD")
+
+# Without it, the reference engine needs gigabytes for the larger models.
+_VECTORIZED_CHUNK = 32
+
+
+def ratio_cells(models):
+    """Returns the cells of the table of ratios.
+
+    Args:
+        models: Names of models.
+
+    Returns:
+        List of specifications.
+    """
+    cells = []
+    for model in models:
+        for batch in MODELS[model]:
+            for optimizer in ("sgd", "adam") if model == "transformer" else ("sgd",):
+                common = {"model": model, "batch": batch, "optimizer": optimizer}
+                for method in METHODS:
+                    cells.append(
+                        {**common, "engine": "layerwise", "method": method, "chunk_size": None}
+                    )
+                if optimizer == "sgd" and batch == MODELS[model][0]:
+                    cells.append(
+                        {
+                            **common,
+                            "engine": "vectorized",
+                            "method": "DiceSGD",
+                            "chunk_size": _VECTORIZED_CHUNK,
+                        }
+                    )
+    return cells
+
+
+def sweep_cells(batches):
+    """Returns the cells of the sweep over batch sizes: in one piece, and in chunks."""
+    common = {"model": "cnn", "optimizer": "sgd", "engine": "layerwise", "method": "DiceSGD"}
+    return [
+        {**common, "batch": batch, "chunk_size": chunk_size}
+        for batch in batches
+        for chunk_size in (None, SWEEP_CHUNK)
+    ]
+
+
+def run_cells(cells, options, progress, measure=protocol.measure):
+    """Measures cells: first time, then memory.
+
+    Args:
+        cells: List of specifications.
+        options: Dict with "rounds" and "seconds".
+        progress: Function that is called with a line of text.
+        measure: Function of a script and a specification.
+
+    Returns:
+        List of results, one per cell. Ratios of memory are added where both were measured.
+    """
+    results, plain_memory = [], {}
+    for i, cell in enumerate(cells, 1):
+        result = measure("cell.py", {**cell, **options})
+        if "ratio" in result:
+            key = cell["model"], cell["batch"], cell["optimizer"]
+            memory = {**cell, **options, "rounds": 1}
+            if key not in plain_memory:
+                plain_memory[key] = measure("cell.py", {**memory, "private": False})
+            plain, private = plain_memory[key], measure("cell.py", {**memory, "private": True})
+            if "peak_mib" in plain and "peak_mib" in private:
+                result |= {
+                    "plain_mib": plain["peak_mib"],
+                    "private_mib": private["peak_mib"],
+                    "before_mib": private["before_mib"],
+                    "memory_ratio": private["peak_mib"] / plain["peak_mib"],
+                }
+        results.append(result)
+        progress(f"[{i}/{len(cells)}] {report.describe(result)}")
+    return results
+
+
+def environment():
+    """Returns what the numbers depend on: processor, versions, date."""
+    packages = ("keras", "tensorflow", "numpy")
+    versions = {name: importlib.metadata.version(name) for name in packages}
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+        "machine": platform.machine(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "versions": {"dice_tf": dice_tf.__version__, **versions},
+    }
+
+
+def _processor():
+    information = pathlib.Path("/proc/cpuinfo")
+    lines = information.read_text().splitlines() if information.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def run(flag_values):
+    """Measures, prints tables and writes files.
+
+    Args:
+        flag_values: Parsed flags, see `define_flags`.
+
+    Returns:
+        Dict of what results.json contains.
+    """
+    quick = flag_values.quick
+    options = {
+        "rounds": flag_values.rounds or (2 if quick else 7),
+        "seconds": 0.2 if quick else 1.0,
+    }
+    folder = pathlib.Path(flag_values.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    show = lambda line: print(line, flush=True)
+    models = [name for name in flag_values.models if name != "sweep"]
+    results = {"environment": environment(), "options": options}
+    show(report.heading(results["environment"]))
+
+    cells = ratio_cells(models)
+    if cells:
+        show(f"\nTime and memory against Keras without privacy, {options['rounds']} rounds:")
+        results["ratios"] = run_cells(cells, options, show)
+        report.write_results(folder, results)
+    if "sweep" in flag_values.models:
+        show(f"\nBatch sizes, on the CNN; chunk_size={SWEEP_CHUNK}:")
+        cells = sweep_cells(SWEEP[::2] if quick else SWEEP)
+        results["sweep"] = run_cells(cells, options, show)
+        report.write_results(folder, results)
+    if flag_values.peers:
+        show("\nOther packages, in turns with dice_tf:")
+        passes = flag_values.passes or (1 if quick else 3)
+        batches = [(name, batch) for name in models for batch in MODELS[name]]
+        results["peers"] = peers.run_passes(batches, passes, options, folder / "envs", show)
+        report.write_results(folder, results)
+    show("\n" + report.format_tables(results))
+    for path in report.write_results(folder, results):
+        show(f"Wrote {path}")
+    return results
+
+
+def define_flags(flag_values):
+    """Defines the flags of this script.
+
+    Args:
+        flag_values: `absl.flags.FlagValues` to define them in.
+    """
+    options = {"flag_values": flag_values}
+    every = [*MODELS, "sweep"]
+    flags.DEFINE_list("models", every, f"What to measure, out of {','.join(every)}.", **options)
+    flags.register_validator(
+        "models",
+        lambda names: bool(names) and set(names) <= set(every),
+        message=f"must be names out of {','.join(every)}, separated by commas",
+        flag_values=flag_values,
+    )
+    flags.DEFINE_integer(
+        "rounds", None, "Rounds per cell; 7, with --quick 2.", lower_bound=1, **options
+    )
+    flags.DEFINE_integer(
+        "passes", None, "Processes per peer; 3, with --quick 1.", lower_bound=1, **options
+    )
+    flags.DEFINE_bool("quick", False, "Short chunks and few rounds, to see it work.", **options)
+    flags.DEFINE_bool("peers", False, "Measure other packages as well.", **options)
+    flags.DEFINE_string("output_dir", "out/benchmarks", "Folder of tables and plots.", **options)
+
+
+def main(argv):
+    """Runs the script with the flags of the command line."""
+    del argv
+    run(flags.FLAGS)
+
+
+if __name__ == "__main__":
+    define_flags(flags.FLAGS)
+    app.run(main)

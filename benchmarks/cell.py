@@ -1,0 +1,115 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""One cell of the table, in a process of its own: dice_tf against Keras without privacy.
+
+Started by `benchmark.py` with a specification as JSON (see `specify`).
+"""
+
+import statistics
+
+import keras
+import models
+import protocol
+
+import dice_tf
+from dice_tf.errors import DicePrivacyError
+from dice_tf.optimizers import PrivateUpdate
+
+
+class PrivateAdam(PrivateUpdate, keras.optimizers.Adam):
+    """Adam on the noised direction."""
+
+
+_OPTIMIZERS = {
+    "sgd": (keras.optimizers.SGD, dice_tf.DiceSGDOptimizer),
+    "adam": (keras.optimizers.Adam, PrivateAdam),
+}
+
+
+def compiled_model(cell, private):
+    """Returns the model of a cell, compiled with its optimizer or its Keras counterpart."""
+    plain_class, private_class = _OPTIMIZERS[cell["optimizer"]]
+    if private:
+        optimizer = private_class(
+            learning_rate=1e-3,
+            l2_norm_clip=1.0,
+            error_norm_clip=1.0 if cell["method"] == "DiceSGD" else 0.0,
+            noise_multiplier=1.0,
+            expected_batch_size=cell["batch"],
+            gradient_engine=cell["engine"],
+            chunk_size=cell["chunk_size"],
+        )
+    else:
+        optimizer = plain_class(learning_rate=1e-3)
+    model = models.build(keras, cell["model"])
+    # No jit_compile: what a user gets who does not think about it.
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def measure_ratio(cell):
+    """Times the private and the plain model in turns.
+
+    What else runs on the machine changes from minute to minute, so only times that were
+    taken next to each other are divided. Who goes first changes from round to round.
+
+    Args:
+        cell: Specification.
+
+    Returns:
+        Dict with median times of a step in milliseconds, and median and range of their
+        ratio over the rounds.
+    """
+    x, y = protocol.make_examples(cell["model"], cell["batch"])
+    plain, private = (
+        protocol.Trainer(
+            *protocol.keras_run(keras, compiled_model(cell, private), x, y, cell["batch"]),
+            cell["seconds"],
+        )
+        for private in (False, True)
+    )
+    times = []
+    for i in range(cell["rounds"]):
+        if i % 2:
+            slow = private.milliseconds()
+            times.append((plain.milliseconds(), slow))
+        else:
+            times.append((plain.milliseconds(), private.milliseconds()))
+    ratios = [slow / fast for fast, slow in times]
+    return {
+        "plain_ms": statistics.median(fast for fast, _ in times),
+        "private_ms": statistics.median(slow for _, slow in times),
+        "ratio": statistics.median(ratios),
+        "lowest_ratio": min(ratios),
+        "highest_ratio": max(ratios),
+    }
+
+
+def measure_alone(cell):
+    """Times and weighs the private or the plain model, with nothing else in the process.
+
+    Args:
+        cell: Specification.
+
+    Returns:
+        Dict with time, examples per second and memory.
+    """
+    x, y = protocol.make_examples(cell["model"], cell["batch"])
+    model = compiled_model(cell, cell["private"])
+    before = protocol.memory_mib(peak=False)
+    run = protocol.keras_run(keras, model, x, y, cell["batch"])
+    return {**protocol.time_alone(*run, cell), "before_mib": before}
+
+
+def main():
+    """Measures what the command line specifies."""
+    cell = protocol.specification()
+    try:
+        result = measure_alone(cell) if "private" in cell else measure_ratio(cell)
+    except DicePrivacyError as error:
+        result = {"refused": str(error)}
+    protocol.report(result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Tables, files and plots of measurements."""
+
+import csv
+import json
+
+from matplotlib.figure import Figure
+
+# Okabe and Ito's palette, which readers with colour vision deficiencies can tell apart.
+_BLUE, _ORANGE, _GREEN, _GREY = "#0072b2", "#e69f00", "#009e73", "#555555"
+
+_RATIO_COLUMNS = {
+    "model": "model",
+    "batch": "batch",
+    "optimizer": "optimizer",
+    "engine": "engine",
+    "method": "method",
+    "plain_ms": "Keras ms",
+    "private_ms": "private ms",
+    "ratio": "time ratio",
+    "range": "lowest to highest",
+    "memory_ratio": "memory ratio",
+    "plain_mib": "Keras MiB",
+    "private_mib": "private MiB",
+    "load": "load",
+}
+_SWEEP_COLUMNS = {
+    "batch": "batch",
+    "chunk_size": "chunk_size",
+    "plain_ms": "Keras ms",
+    "private_ms": "private ms",
+    "private_us": "private microseconds per example",
+    "ratio": "time ratio",
+    "plain_mib": "Keras MiB",
+    "private_mib": "private MiB",
+    "load": "load",
+}
+_PEER_COLUMNS = {
+    "model": "model",
+    "batch": "batch",
+    "stack": "stack",
+    "mode": "mode",
+    "ms": "ms",
+    "range": "lowest to highest",
+    "examples_per_second": "examples per second",
+    "ratio": "against the same stack without privacy",
+    "peak_mib": "MiB",
+    "load": "load",
+}
+_TABLES = {
+    "ratios": ("Against Keras without privacy", _RATIO_COLUMNS),
+    "sweep": ("Batch sizes, on the CNN", _SWEEP_COLUMNS),
+    "peers": ("Other packages", _PEER_COLUMNS),
+}
+
+
+def heading(environment):
+    """Returns a line that says what the numbers depend on."""
+    versions = ", ".join(f"{name} {v}" for name, v in environment["versions"].items())
+    return (
+        f"{environment['date']}, {environment['cores']} cores ({environment['processor']}), "
+        f"Python {environment['python']}, {versions}"
+    )
+
+
+def describe(result):
+    """Returns one line about a result, for showing progress."""
+    parts = [f"{result['model']} {result['batch']}"]
+    for name in ("optimizer", "engine", "method", "mode"):
+        if name in result:
+            parts.append(str(result[name]))
+    if result.get("chunk_size"):
+        parts.append(f"in chunks of {result['chunk_size']}")
+    text = f"{', '.join(parts)}: "
+    if "ratio" in result and "private_ms" in result:
+        text += f"{result['plain_ms']:.1f} ms -> {result['private_ms']:.1f} ms"
+        text += f", {result['ratio']:.2f}x"
+        if "memory_ratio" in result:
+            text += f", memory {result['memory_ratio']:.2f}x"
+        return f"{text} (load {result['load']:.1f})"
+    if "ms" in result:
+        return f"{text}{result['ms']:.1f} ms (load {result['load']:.1f})"
+    return text + why_missing(result)
+
+
+def why_missing(result):
+    """Returns the first sentence of a refusal, or the last line of a failure."""
+    if "refused" in result:
+        return f"refused: {result['refused'].split('. ')[0]}"
+    lines = result.get("failed", "not measured").strip().splitlines()
+    return f"failed: {lines[-1] if lines else 'no output'}"
+
+
+def format_tables(results):
+    """Returns all tables as Markdown.
+
+    Args:
+        results: Dict of what was measured.
+    """
+    tables = []
+    for name, (title, columns) in _TABLES.items():
+        if results.get(name):
+            tables.append(f"{title}:\n\n{_markdown(columns, results[name])}\n")
+    return "\n".join(tables)
+
+
+def _markdown(columns, rows):
+    lines = ["| " + " | ".join(columns.values()) + " |", "|" + "---|" * len(columns)]
+    notes = []
+    for row in rows:
+        row = _with_derived(row)
+        lines.append("| " + " | ".join(_cell(row, name) for name in columns) + " |")
+        if "refused" in row or "failed" in row:
+            notes.append(describe(row))
+    return "\n".join([*lines, *(["", *notes] if notes else [])])
+
+
+def _with_derived(row):
+    derived = dict(row)
+    if "lowest_ratio" in row:
+        derived["range"] = f"{row['lowest_ratio']:.2f} to {row['highest_ratio']:.2f}"
+        derived["private_us"] = 1e3 * row["private_ms"] / row["batch"]
+    if "lowest_ms" in row:
+        derived["range"] = f"{row['lowest_ms']:.1f} to {row['highest_ms']:.1f}"
+    return derived
+
+
+def _cell(row, name):
+    value = row.get(name)
+    if value is None:
+        return "none" if name == "chunk_size" else "-"
+    if not isinstance(value, float):
+        return str(value)
+    if name in ("ratio", "memory_ratio"):
+        return f"{value:.2f}"
+    return f"{value:,.0f}" if value >= 1000 or name.endswith("mib") else f"{value:.1f}"
+
+
+def write_results(folder, results):
+    """Writes results.json, a CSV file per table, and plots.
+
+    Args:
+        folder: `pathlib.Path` of an existing folder.
+        results: Dict of what was measured.
+
+    Returns:
+        List of the paths written.
+    """
+    paths = [folder / "results.json"]
+    paths[0].write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    for name in _TABLES:
+        if results.get(name):
+            paths.append(folder / f"{name}.csv")
+            rows = [_with_derived(row) for row in results[name]]
+            columns = list(dict.fromkeys(key for row in rows for key in row))
+            with paths[-1].open("w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, columns)
+                writer.writeheader()
+                writer.writerows(rows)
+    measured = lambda name: [row for row in results.get(name, ()) if "ms" in row or "ratio" in row]
+    for name, plot in (("ratios", plot_ratios), ("sweep", plot_sweep), ("peers", plot_peers)):
+        if measured(name):
+            paths.append(folder / f"{name}.png")
+            plot(paths[-1], measured(name), heading(results["environment"]))
+    return paths
+
+
+def plot_ratios(path, rows, title):
+    """Draws the ratios of time and memory as bars, one group per model."""
+    kinds = {
+        "DP-SGD, layerwise": _BLUE,
+        "DiceSGD, layerwise": _GREEN,
+        "DiceSGD, vectorized": _ORANGE,
+    }
+    name_of = lambda row: f"{row['model']} {row['batch']}\n{row['optimizer']}"
+    groups = list(dict.fromkeys(name_of(row) for row in rows))
+    figure = Figure(figsize=(10, 7), layout="constrained")
+    for axes, quantity, label in zip(
+        figure.subplots(2, 1, sharex=True),
+        ("ratio", "memory_ratio"),
+        ("time of a step", "peak memory"),
+        strict=True,
+    ):
+        for i, (kind, color) in enumerate(kinds.items()):
+            chosen = [r for r in rows if f"{r['method']}, {r['engine']}" == kind and quantity in r]
+            where = [groups.index(name_of(row)) + 0.27 * (i - 1) for row in chosen]
+            values = [row[quantity] for row in chosen]
+            bars = axes.bar(where, values, 0.25, color=color, label=kind)
+            axes.bar_label(bars, [f"{value:.2f}" for value in values], fontsize=7)
+        axes.axhline(1.0, color=_GREY, linewidth=1)
+        if quantity == "ratio":
+            axes.set_yscale("log")
+        axes.set_xticks(range(len(groups)), groups)
+        _style(axes, f"{label}, over Keras")
+    axes.legend(loc="upper left", fontsize=8)
+    figure.suptitle(f"Private training over the same Keras optimizer\n{title}", fontsize=9)
+    figure.savefig(path, dpi=150)
+
+
+def plot_sweep(path, rows, title):
+    """Draws time and memory against batch size."""
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    whole = [row for row in rows if row["chunk_size"] is None]
+    chunked = [row for row in rows if row["chunk_size"] is not None]
+    lines = [("Keras", whole, "plain", _GREY), ("DiceSGD", whole, "private", _BLUE)]
+    if chunked:
+        label = f"DiceSGD, chunk_size={chunked[0]['chunk_size']}"
+        lines.append((label, chunked, "private", _GREEN))
+    for axes, unit, label in zip(
+        figure.subplots(1, 2), ("ms", "mib"), ("milliseconds per step", "peak MiB"), strict=True
+    ):
+        for name, chosen, side, color in lines:
+            points = [(r["batch"], r[f"{side}_{unit}"]) for r in chosen if f"{side}_{unit}" in r]
+            if points:
+                axes.plot(*zip(*points, strict=True), color=color, marker="o", label=name)
+        axes.set_xscale("log", base=2)
+        if unit == "ms":
+            axes.set_yscale("log", base=2)
+        else:
+            axes.set_ylim(bottom=0)
+        axes.set_xlabel("batch size")
+        _style(axes, label)
+        axes.legend(fontsize=8)
+    figure.suptitle(f"Batch sizes, on the CNN\n{title}", fontsize=9)
+    figure.savefig(path, dpi=150)
+
+
+def plot_peers(path, rows, title):
+    """Draws examples per second of every package, one panel per model."""
+    groups = list(dict.fromkeys((row["model"], row["batch"]) for row in rows))
+    figure = Figure(figsize=(4.2 * len(groups), 4.5), layout="constrained")
+    panels = figure.subplots(1, len(groups), squeeze=False)[0]
+    for axes, group in zip(panels, groups, strict=True):
+        chosen = [row for row in rows if (row["model"], row["batch"]) == group][::-1]
+        colors = [
+            _GREY if not row["private"] else _BLUE if row["stack"] == "dice_tf" else _ORANGE
+            for row in chosen
+        ]
+        values = [row["examples_per_second"] for row in chosen]
+        bars = axes.barh([row["mode"] for row in chosen], values, color=colors)
+        axes.bar_label(bars, [f"{value:,.0f}" for value in values], fontsize=7, padding=2)
+        axes.set_title(f"{group[0]}, batch {group[1]}", fontsize=9)
+        axes.set_xlabel("examples per second")
+        axes.margins(x=0.2)
+        _style(axes, "")
+    figure.suptitle(f"Training speed; grey: without privacy\n{title}", fontsize=9)
+    figure.savefig(path, dpi=150)
+
+
+def _style(axes, ylabel):
+    axes.set_ylabel(ylabel)
+    axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
