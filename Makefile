@@ -4,13 +4,14 @@
 #   make demo                          trains a private classifier of digit images
 #   make demo DATASET=fashion_mnist    the same on another data set
 #   make test                          runs the tests
+#   make benchmark                     measures what privacy costs, in half an hour
 #   make bazel-test                    builds everything and runs the fast tests with Bazel
 #   make lint                          checks the format of the BUILD files
 #   make clean                         removes .venv and everything that was built
 #
 # The first run creates .venv and installs dice_tf there; later runs reuse it.
 # PYTHON=python3.12 chooses the interpreter, FLAGS='--epsilon=4' passes flags
-# to the demo and PYTEST_ARGS='-k noise' passes arguments to pytest.
+# to the demo (FLAGS='--quick' to the benchmark), PYTEST_ARGS='-k noise' arguments to pytest.
 
 PYTHON ?=
 VENV := .venv
@@ -29,7 +30,7 @@ export KERAS_BACKEND = tensorflow
 export TF_CPP_MIN_LOG_LEVEL ?= 1
 
 .NOTPARALLEL:
-.PHONY: help demo test lint bazel-test clean
+.PHONY: help demo benchmark test lint bazel-test clean
 
 help:
 	@sed -n '/^#   make/s/^#  //p' Makefile
@@ -39,6 +40,11 @@ demo: export TF_CPP_MIN_LOG_LEVEL = 3
 demo: $(VENV)/examples.stamp
 	$(VENV_PYTHON) examples/train_image_classifier.py \
 	    --dataset=$(DATASET) --output_dir=$(OUTPUT) $(FLAGS)
+
+benchmark: export TF_CPP_MIN_LOG_LEVEL = 3
+benchmark: $(VENV)/benchmarks.stamp
+	$(VENV_PYTHON) benchmarks/benchmark.py $(FLAGS)
+	$(VENV_PYTHON) benchmarks/noise.py
 
 test: $(VENV)/test.stamp
 	$(VENV_PYTHON) -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
@@ -56,7 +62,7 @@ BUILDIFIER := out/node/node_modules/.bin/buildifier
 
 lint: $(BUILDIFIER)
 	$(BUILDIFIER) -mode=check -lint=warn -r \
-	    $(wildcard WORKSPACE BUILD benchmarks examples tests third_party)
+	    $(wildcard WORKSPACE BUILD benchmarks docs examples tests third_party)
 	@echo "lint: the BUILD files are formatted as buildifier has them."
 
 # The package carries the binaries; its scripts have nothing to add.
@@ -78,8 +84,10 @@ PACKAGING := setup.py pyproject.toml dice_tf/version.py
 
 $(VENV)/examples.stamp: EXTRAS = examples
 $(VENV)/test.stamp: EXTRAS = test,examples
+$(VENV)/benchmarks.stamp: EXTRAS = benchmarks
 $(VENV)/test.stamp: ALSO = $(VENV)/examples.stamp
-$(VENV)/examples.stamp $(VENV)/test.stamp: $(VENV)/created.stamp $(PACKAGING)
+$(VENV)/examples.stamp $(VENV)/test.stamp $(VENV)/benchmarks.stamp: \
+    $(VENV)/created.stamp $(PACKAGING)
 	@echo "Installing dice_tf [$(EXTRAS)] into $(VENV)."
 	@echo "TensorFlow is a download of several hundred MB: a few minutes, once."
 	$(VENV_PYTHON) -m pip install --disable-pip-version-check --editable '.[$(EXTRAS)]'

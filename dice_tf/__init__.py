@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Differentially private training for TensorFlow and Keras, with error feedback."""
 
-from dice_tf import accounting, errors
+from dice_tf import accounting, auditing, canaries, errors
 from dice_tf.callbacks import EpsilonCallback
 from dice_tf.mechanism import DiceMechanism
 from dice_tf.optimizers import DiceSGDOptimizer
@@ -21,6 +21,8 @@ __all__ = [
     "ShuffledEpochs",
     "__version__",
     "accounting",
+    "auditing",
+    "canaries",
     "check_gradients",
     "check_model",
     "errors",

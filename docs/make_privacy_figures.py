@@ -208,19 +208,23 @@ def paper_table():
 def edge_table():
     """Returns a Markdown table: chance that a release passes the largest possible noise.
 
-    Box-Muller draws from 23 random bits end at sqrt(2 log(2^23)) standard deviations. An
+    Box-Muller draws from k random bits end at sqrt(2 log(2^k)) standard deviations. An
     example whose clipped gradient lies along one coordinate may push a release beyond.
+    The smallest uniform number of `dice_tf.noise` is half a step of 2^-41.
     """
-    edge = math.sqrt(2 * 23 * math.log(2))
+    edges = [math.sqrt(2 * bits * math.log(2)) for bits in (23, 42)]
     examples = [
         ("the worked example", 300, 4096 / 60_000, (2.85, 2.85)),
         ("DP-SGD, N = 60,000, B = 512, T = 1171, epsilon = 8", 1171, 512 / 60_000, (0.573,)),
     ]
     body = []
     for label, rounds, probability, multipliers in examples:
-        chance = rounds * probability * sum(stats.norm.sf(edge - 1 / z) for z in multipliers)
-        body.append([label, multipliers[0], f"{chance:.0e}", "1e-05"])
-    return markdown(["run", "noise_multiplier", "chance", "delta"], body)
+        chances = [
+            rounds * probability * sum(stats.norm.sf(edge - 1 / z) for z in multipliers)
+            for edge in edges
+        ]
+        body.append([label, multipliers[0], *(f"{chance:.0e}" for chance in chances), "1e-05"])
+    return markdown(["run", "noise_multiplier", "23 bits", "here", "delta"], body)
 
 
 def paper_noise():

@@ -334,12 +334,11 @@ def test_spectral_normalization_is_differentiated_as_keras_does():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_rows_by_sorting_equal_rows_by_gram():
+def test_repeated_rows_equal_their_written_down_sum():
     rng = np.random.RandomState(0)
     rows = Rows(tf.constant(rng.randint(0, 4, (3, 9))), rng.randn(3, 9, 2), shape=(4, 2))
     dense = PerExample(rows.materialised())
     np.testing.assert_allclose(rows.squared_norms(), dense.squared_norms(), rtol=1e-5)
-    np.testing.assert_allclose(rows._squared_norms_by_sorting(), dense.squared_norms(), rtol=1e-5)
     w = [tf.constant([1.0, 2.0, 3.0])]
     np.testing.assert_allclose(rows.weighted_sums(w)[0], dense.weighted_sums(w)[0], rtol=1e-5)
 

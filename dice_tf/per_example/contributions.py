@@ -20,7 +20,6 @@ _ASSUMED_POSITIONS = 128
 # One entry of a materialised gradient costs, to write and to read twice, about as
 # much as this many multiplications (measured on two CPU cores).
 _ENTRY_COST = 24
-_GRAM_BYTES = 64 * 2**20
 # Four rounding units of float32, relative to the sum of absolute values.
 _ROUNDING = 4 * 2.0**-23
 
@@ -235,16 +234,10 @@ class Rows:
         self.shape = tuple(shape)
 
     def squared_norms(self):
-        """Returns float32 `[batch]`, squared norms with repeated ids added up first."""
-        positions = self.ids.shape[1]
-        if positions is None or 4 * _ASSUMED_BATCH * positions**2 > _GRAM_BYTES:
-            return self._squared_norms_by_sorting()
-        same = tf.cast(self.ids[:, :, None] == self.ids[:, None, :], tf.float32)
-        gram = tf.matmul(self.cotangents, self.cotangents, transpose_b=True)
-        # where, not multiplication: an overflow between different rows is no norm.
-        return _safe_total(tf.where(same > 0, gram, 0.0))
+        """Returns float32 `[batch]`, squared norms with repeated ids added up first.
 
-    def _squared_norms_by_sorting(self):
+        By sorting: a Gram matrix takes as long, and loses digits where cotangents cancel.
+        """
         shape = tf.shape(self.ids)
         order = tf.argsort(self.ids, axis=1)
         ids = tf.gather(self.ids, order, batch_dims=1)
