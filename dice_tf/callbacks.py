@@ -17,8 +17,9 @@ from dice_tf.errors import (
 from dice_tf.mechanism import check_number
 from dice_tf.training import is_private
 
-# Within one `fit`, epsilon is computed about this often between the ends of epochs.
-_UPDATES_PER_FIT = 100
+# Within one `fit`, epsilon is computed about this often between the ends of epochs: a
+# value by PLD takes a noticeable part of a second.
+_UPDATES_PER_FIT = {"rdp": 100, "pld": 10}
 
 
 class EpsilonCallback(keras.callbacks.Callback):
@@ -26,9 +27,9 @@ class EpsilonCallback(keras.callbacks.Callback):
 
     Puts `epsilon` into the logs, so that the progress bar, `History`, `CSVLogger` and
     `TensorBoard` show it. At the end of an epoch it is exact; between, it is at most a
-    hundredth of the training behind. Keras calls callbacks in the order given: list
-    this one before others that read the logs. The number of steps is always that of
-    `optimizer.iterations`, so a resumed run reports the whole run.
+    hundredth of the training behind (with PLD, a tenth). Keras calls callbacks in the
+    order given: list this one before others that read the logs. The number of steps is
+    always that of `optimizer.iterations`, so a resumed run reports the whole run.
 
     With `target_epsilon`, training stops before the step that would exceed it.
 
@@ -117,7 +118,8 @@ class EpsilonCallback(keras.callbacks.Callback):
         self._count = self._steps_at_sync = self.accounted_steps()
         self._shown = self._epsilon_after(self._count)
         planned = self.params["epochs"] * (self.params["steps"] or 0)
-        self._interval = max(1, planned // self.model.steps_per_execution // _UPDATES_PER_FIT)
+        updates = self.model.steps_per_execution * _UPDATES_PER_FIT[self.accountant]
+        self._interval = max(1, planned // updates)
         self._allowed, self._limit_is_known = 0, False
         if self.target_epsilon is not None:
             self._search_limit(self._count + max(planned, 1))

@@ -157,7 +157,7 @@ class DiceMechanism:
 
     @property
     def microbatch_size(self):
-        """Number of examples whose mean gradient is clipped as one unit (1 without microbatches)."""
+        """Number of examples whose mean gradient is clipped as one unit."""
         if self.num_microbatches is None:
             return 1
         return self.expected_batch_size // self.num_microbatches

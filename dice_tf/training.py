@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from dice_tf import metrics, provenance, validation
 from dice_tf.clipping import clip_weights
-from dice_tf.errors import LossError, ModelError, PlainGradientsError
+from dice_tf.errors import LossError, MechanismError, ModelError, PlainGradientsError
 from dice_tf.mechanism import DiceMechanism
 from dice_tf.per_example import chunks, layerwise, loss, self_check, vectorized
 
@@ -51,8 +51,11 @@ def private_train_step(model, data):
     """
     optimizer = model.optimizer
     x, y, sample_weight = _unpack(model, data)
+    _refuse_microbatches_over_replicas(optimizer.mechanism)
     _prepare(model, optimizer, x, y, sample_weight)
     sums = _gradient_sums(model, optimizer, x, y, sample_weight)
+    if all(head is None for head in sums.head):
+        raise ModelError(f"The loss of model '{model.name}' depends on no trainable variable.")
     variables = model.trainable_variables
     penalty, penalty_gradients = loss.regularization_gradients(variables)
     optimizer.apply_private_update(
@@ -110,6 +113,17 @@ def _unpack(model, data):
             "autoencoder y=x."
         )
     return tuple(_to_tensors(part) for part in (x, y, sample_weight))
+
+
+def _refuse_microbatches_over_replicas(mechanism):
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if replicas > 1 and mechanism.num_microbatches is not None:
+        # How the examples of a batch meet in microbatches would then depend on its size.
+        raise MechanismError(
+            "Microbatches are not accounted for on several replicas. Received: "
+            f"num_microbatches={mechanism.num_microbatches} with {replicas} replicas. Leave "
+            "`num_microbatches` out; use `chunk_size` to bound memory."
+        )
 
 
 def _engine(optimizer):

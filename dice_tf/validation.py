@@ -118,8 +118,9 @@ def fix_model(model):
         fixed = keras.models.clone_model(model, clone_function=_without_batch_statistics)
     except ValueError as error:
         raise ModelError(
-            f"Model '{model.name}' ({type(model).__name__}) cannot be rebuilt by fix_model; replace "
-            f"its BatchNormalization layers by GroupNormalization yourself. Keras says: {error}"
+            f"Model '{model.name}' ({type(model).__name__}) cannot be rebuilt by fix_model; "
+            "replace its BatchNormalization layers by GroupNormalization yourself. "
+            f"Keras says: {error}"
         ) from error
     for old, new in zip(model.layers, fixed.layers, strict=True):
         if type(old) is type(new) and old.weights:

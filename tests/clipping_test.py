@@ -31,8 +31,13 @@ def clip(vector, threshold):
 
 
 @hypothesis.given(
-    st.lists(st.lists(st.floats(-1024, 1024, width=32, allow_subnormal=False), min_size=3, max_size=3), min_size=1,
-             max_size=5),
+    st.lists(
+        st.lists(
+            st.floats(-1024, 1024, width=32, allow_subnormal=False), min_size=3, max_size=3
+        ),
+        min_size=1,
+        max_size=5,
+    ),
     positive,
     st.one_of(st.just(0.0), positive),
     st.booleans(),

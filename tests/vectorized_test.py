@@ -110,7 +110,11 @@ def test_every_example_has_its_own_dropout_mask_and_the_seed_moves_on():
     keras.utils.set_random_seed(0)
     dropout = LAYERS.Dropout(0.5)
     model = keras.Sequential(
-        [keras.Input((64,)), LAYERS.Dense(64, use_bias=False, kernel_initializer="identity"), dropout]
+        [
+            keras.Input((64,)),
+            LAYERS.Dense(64, use_bias=False, kernel_initializer="identity"),
+            dropout,
+        ]
     )
     model.compile("sgd", "mse")
     x = tf.ones([4, 64])

@@ -223,9 +223,9 @@ def _check_one_value_per_example(loss, y_true, y_pred):
     if not spec.shape or spec.shape[0] != _PROBE_BATCH_SIZE:
         shape = tuple("batch" if d == _PROBE_BATCH_SIZE else d for d in spec.shape)
         raise LossError(
-            f"Loss '{loss.name}' must return one value per example, with shape (batch, ...). Received "
-            f"shape {shape}: a value for the whole batch cannot be clipped per example. Return "
-            "the unreduced values and let `reduction` do the rest."
+            f"Loss '{loss.name}' must return one value per example, with shape (batch, ...). "
+            f"Received shape {shape}: a value for the whole batch cannot be clipped per example. "
+            "Return the unreduced values and let `reduction` do the rest."
         )
 
 

@@ -63,6 +63,10 @@ def weighted_gradient_sums(model, x, y, sample_weight, clip_weights, microbatch_
             loss = tf.reduce_sum(losses) / microbatch_size
         gradients = tape.gradient(loss, values)
         connected[:] = [g is not None for g in gradients]
+        if not any(connected):
+            raise GradientEngineError(
+                f"The loss of model '{model.name}' depends on none of its trainable variables."
+            )
         structure[:] = [y_pred]
         flat = [
             tf.cast(tf.reshape(tf.convert_to_tensor(g), [-1]), tf.float32)
