@@ -86,10 +86,10 @@ def run_cells(cells, options, progress, measure=protocol.measure):
         progress: Function that is called with a line of text.
         measure: Function of a script and a specification.
 
-    Returns:
-        List of results, one per cell. Ratios of memory are added where both were measured.
+    Yields:
+        Results, one per cell. Ratios of memory are added where both were measured.
     """
-    results, plain_memory = [], {}
+    plain_memory = {}
     for i, cell in enumerate(cells, 1):
         result = measure("cell.py", {**cell, **options})
         if "ratio" in result:
@@ -105,9 +105,8 @@ def run_cells(cells, options, progress, measure=protocol.measure):
                     "before_mib": private["before_mib"],
                     "memory_ratio": private["peak_mib"] / plain["peak_mib"],
                 }
-        results.append(result)
         progress(f"[{i}/{len(cells)}] {report.describe(result)}")
-    return results
+        yield result
 
 
 def environment():
@@ -152,22 +151,24 @@ def run(flag_values):
     results = {"environment": environment(), "options": options}
     show(report.heading(results["environment"]))
 
-    cells = ratio_cells(models)
-    if cells:
-        show(f"\nTime and memory against Keras without privacy, {options['rounds']} rounds:")
-        results["ratios"] = run_cells(cells, options, show)
-        report.write_results(folder, results)
+    parts = {}
+    if models:
+        title = f"Time and memory against Keras without privacy, {options['rounds']} rounds:"
+        parts["ratios"] = title, ratio_cells(models)
     if "sweep" in flag_values.models:
-        show(f"\nBatch sizes, on the CNN; chunk_size={SWEEP_CHUNK}:")
-        cells = sweep_cells(SWEEP[::2] if quick else SWEEP)
-        results["sweep"] = run_cells(cells, options, show)
-        report.write_results(folder, results)
+        title = f"Batch sizes, on the CNN; chunk_size={SWEEP_CHUNK}:"
+        parts["sweep"] = title, sweep_cells(SWEEP[::2] if quick else SWEEP)
+    for part, (title, cells) in parts.items():
+        show(f"\n{title}")
+        results[part] = []
+        for result in run_cells(cells, options, show):
+            results[part].append(result)
+            report.write_results(folder, results)  # An interruption loses nothing.
     if flag_values.peers:
         show("\nOther packages, in turns with dice_tf:")
         passes = flag_values.passes or (1 if quick else 3)
         batches = [(name, batch) for name in models for batch in MODELS[name]]
         results["peers"] = peers.run_passes(batches, passes, options, folder / "envs", show)
-        report.write_results(folder, results)
     show("\n" + report.format_tables(results))
     for path in report.write_results(folder, results):
         show(f"Wrote {path}")

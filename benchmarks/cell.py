@@ -5,10 +5,9 @@
 Started by `benchmark.py` with a specification as JSON (see `specify`).
 """
 
-import statistics
-
 import keras
 import models
+import numpy as np
 import protocol
 
 import dice_tf
@@ -57,8 +56,8 @@ def measure_ratio(cell):
         cell: Specification.
 
     Returns:
-        Dict with median times of a step in milliseconds, and median and range of their
-        ratio over the rounds.
+        Dict with median times of a step in milliseconds, median and range of their ratio
+        over the rounds, and the ratio of the time that all cores spent.
     """
     x, y = protocol.make_examples(cell["model"], cell["batch"])
     plain, private = (
@@ -70,19 +69,21 @@ def measure_ratio(cell):
     )
     times = []
     for i in range(cell["rounds"]):
-        if i % 2:
-            slow = private.milliseconds()
-            times.append((plain.milliseconds(), slow))
-        else:
-            times.append((plain.milliseconds(), private.milliseconds()))
-    ratios = [slow / fast for fast, slow in times]
-    return {
-        "plain_ms": statistics.median(fast for fast, _ in times),
-        "private_ms": statistics.median(slow for _, slow in times),
-        "ratio": statistics.median(ratios),
-        "lowest_ratio": min(ratios),
-        "highest_ratio": max(ratios),
+        order = (plain, private) if i % 2 else (private, plain)
+        taken = {trainer: trainer.milliseconds() for trainer in order}
+        times.append((taken[plain], taken[private]))
+    times = np.array(times)  # [rounds, (plain, private), (wall, processor)]
+    ratios = times[:, 1] / times[:, 0]
+    middle = np.median(times, axis=0)
+    result = {
+        "plain_ms": middle[0, 0],
+        "private_ms": middle[1, 0],
+        "ratio": np.median(ratios[:, 0]),
+        "lowest_ratio": ratios[:, 0].min(),
+        "highest_ratio": ratios[:, 0].max(),
+        "processor_ratio": np.median(ratios[:, 1]),
     }
+    return {name: float(value) for name, value in result.items()}
 
 
 def measure_alone(cell):

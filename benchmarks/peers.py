@@ -172,6 +172,7 @@ def _summary(found, model, batch, mode):
     milliseconds = [result["ms"] for result in results]
     summary |= {
         "ms": statistics.median(milliseconds),
+        "processor_ms": statistics.median(result["processor_ms"] for result in results),
         "lowest_ms": min(milliseconds),
         "highest_ms": max(milliseconds),
         "examples_per_second": 1e3 * batch / statistics.median(milliseconds),

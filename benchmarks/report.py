@@ -20,6 +20,7 @@ _RATIO_COLUMNS = {
     "private_ms": "private ms",
     "ratio": "time ratio",
     "range": "lowest to highest",
+    "processor_ratio": "processor time ratio",
     "memory_ratio": "memory ratio",
     "plain_mib": "Keras MiB",
     "private_mib": "private MiB",
@@ -32,6 +33,7 @@ _SWEEP_COLUMNS = {
     "private_ms": "private ms",
     "private_us": "private microseconds per example",
     "ratio": "time ratio",
+    "processor_ratio": "processor time ratio",
     "plain_mib": "Keras MiB",
     "private_mib": "private MiB",
     "load": "load",
@@ -42,6 +44,7 @@ _PEER_COLUMNS = {
     "stack": "stack",
     "mode": "mode",
     "ms": "ms",
+    "processor_ms": "processor ms",
     "range": "lowest to highest",
     "examples_per_second": "examples per second",
     "ratio": "against the same stack without privacy",
@@ -75,7 +78,7 @@ def describe(result):
     text = f"{', '.join(parts)}: "
     if "ratio" in result and "private_ms" in result:
         text += f"{result['plain_ms']:.1f} ms -> {result['private_ms']:.1f} ms"
-        text += f", {result['ratio']:.2f}x"
+        text += f", {result['ratio']:.2f}x, processor {result['processor_ratio']:.2f}x"
         if "memory_ratio" in result:
             text += f", memory {result['memory_ratio']:.2f}x"
         return f"{text} (load {result['load']:.1f})"
@@ -132,7 +135,7 @@ def _cell(row, name):
         return "none" if name == "chunk_size" else "-"
     if not isinstance(value, float):
         return str(value)
-    if name in ("ratio", "memory_ratio"):
+    if name.endswith("ratio"):
         return f"{value:.2f}"
     return f"{value:,.0f}" if value >= 1000 or name.endswith("mib") else f"{value:.1f}"
 
@@ -190,10 +193,13 @@ def plot_ratios(path, rows, title):
             axes.bar_label(bars, [f"{value:.2f}" for value in values], fontsize=7)
         axes.axhline(1.0, color=_GREY, linewidth=1)
         if quantity == "ratio":
-            axes.set_yscale("log")
+            # From half to at least double, so that bars near 1 do not look far apart.
+            axes.set_yscale("log", base=2)
+            axes.set_ylim(0.5, max(2.0, 1.3 * max(row["ratio"] for row in rows)))
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize=8)
         axes.set_xticks(range(len(groups)), groups)
         _style(axes, f"{label}, over Keras")
-    axes.legend(loc="upper left", fontsize=8)
     figure.suptitle(f"Private training over the same Keras optimizer\n{title}", fontsize=9)
     figure.savefig(path, dpi=150)
 
@@ -215,8 +221,10 @@ def plot_sweep(path, rows, title):
             if points:
                 axes.plot(*zip(*points, strict=True), color=color, marker="o", label=name)
         axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
         if unit == "ms":
             axes.set_yscale("log", base=2)
+            axes.yaxis.set_major_formatter("{x:g}")
         else:
             axes.set_ylim(bottom=0)
         axes.set_xlabel("batch size")
