@@ -44,7 +44,7 @@ def test_noise_that_is_too_small_is_caught(method, monkeypatch):
     monkeypatch.setattr(
         noise,
         "gaussian_noise",
-        lambda key, step, index, shape, stddev: right(key, step, index, shape, stddev / 10),
+        lambda key, step, shapes, stddev: right(key, step, shapes, stddev / 10),
     )
     finding = audit_fit(method, 1.0, num_canaries=600, num_guesses=60, seed=3)
     assert finding.claimed == pytest.approx(1.0, rel=1e-2)

@@ -143,6 +143,18 @@ def masked_lstm():
     return keras.Model(inputs, L.Dense(3)(L.LSTM(3)(x)))
 
 
+def lstm_returns_state():
+    inputs = keras.Input((4, 3))
+    _, hidden, carry = L.LSTM(3, return_state=True)(inputs)
+    return keras.Model(inputs, L.Dense(3)(hidden + carry))
+
+
+def lstm_from_a_state():
+    inputs = keras.Input((4, 3))
+    state = [L.Dense(4)(inputs[:, 0]), L.Dense(4)(inputs[:, 1])]
+    return keras.Model(inputs, L.Dense(3)(L.LSTM(4)(inputs, initial_state=state)))
+
+
 def subclass_model():
     class Net(keras.Model):
         def __init__(self):
@@ -225,6 +237,15 @@ ZOO = {
     "prelu": sequential(conv(L.PReLU, shared_axes=[1, 2]), **IMAGE),
     "simple_rnn": sequential(conv(L.SimpleRNN, units=4), **SHORT),
     "gru": sequential(conv(L.GRU, units=4, return_sequences=True), **SHORT),
+    "gru_without_bias": sequential(conv(L.GRU, units=4, use_bias=False), **SHORT),
+    "gru_backwards": sequential(conv(L.GRU, units=4, go_backwards=True), **SHORT),
+    "gru_reset_before": sequential(conv(L.GRU, units=3, reset_after=False), **SHORT),
+    "lstm": sequential(conv(L.LSTM, units=4, activation="relu"), **SHORT),
+    "lstm_unrolled": sequential(conv(L.LSTM, units=4, unroll=True, use_bias=False), **SHORT),
+    "lstm_returns_state": lstm_returns_state,
+    "lstm_from_a_state": lstm_from_a_state,
+    "stacked_rnn": sequential(
+        lambda: keras.Sequential([L.LSTM(3, return_sequences=True), L.SimpleRNN(4)]), **SHORT),
     "masked_lstm": masked_lstm,
     "bidirectional": sequential(lambda: L.Bidirectional(L.LSTM(3)), **SHORT),
     "time_distributed": sequential(lambda: L.TimeDistributed(L.Dense(4)), **SERIES),
@@ -243,8 +264,8 @@ ZOO = {
     "nested_model": nested_model,
 }  # fmt: skip
 # Loops take long to vectorise, so these run in the way that `fit` runs them only.
-TRACED_ONLY = {"gru", "masked_lstm", "bidirectional"}
-XLA = {"simple_rnn", "attention", "conv2d_same_strides", "embedding_tied", "dense_twice",
+TRACED_ONLY = {"gru_reset_before", "lstm_returns_state"}
+XLA = {"simple_rnn", "lstm", "gru", "attention", "conv2d_same_strides", "embedding_tied", "dense_twice",
        "token_and_position", "layer_norm_axes", "custom", "conv2d_groups"}  # fmt: skip
 
 

@@ -74,8 +74,14 @@ def test_draws_are_independent_over_steps_variables_and_optimizers():
     # Of 15 correlations of 1,600 pairs, each N(0, 1/1600), none may be 5 deviations off.
     assert np.abs(correlations).max() < 5 / np.sqrt(SIZE * SIZE)
     key = noise.NoiseKey(3).read()
-    draws = [noise.gaussian_noise(key, 0, index, [1600], 1.0).numpy() for index in range(4)]
-    correlations = np.corrcoef(draws)[np.triu_indices(4, 1)]
+    sizes = (1600, 1600, 70_000, 70_000)  # Two share a draw, two have their own.
+    draws = noise.gaussian_noise(key, 0, dict(enumerate([s] for s in sizes)), 1.0)
+    draws = [draws[index][:1600].numpy() for index in range(4)]
+    later = noise.gaussian_noise(key, 1, {0: [1600], 2: [70_000]}, 1.0)
+    draws += [later[0].numpy(), later[2][:1600].numpy()]
+    # Variables that are asked for one at a time get no draw twice either.
+    draws += [noise.gaussian_noise(key, 2, {i: [1600]}, 1.0)[i].numpy() for i in range(3)]
+    correlations = np.corrcoef(draws)[np.triu_indices(9, 1)]
     assert np.abs(correlations).max() < 5 / np.sqrt(1600)
 
 
@@ -95,8 +101,9 @@ def test_the_tail_reaches_beyond_what_23_random_bits_allow():
     """TensorFlow's own draws end at 5.68, which a delta of 1e-5 can notice."""
     smallest = (0 + 0.5 * 2.0**-9) * 2.0**-32
     assert np.sqrt(-2 * np.log(smallest)) > 7.6
+    key = noise.NoiseKey(3).read()
     sample = np.concatenate(
-        [noise.standard_normal(tf.constant([i, 1]), [2_000_000]).numpy() for i in range(10)]
+        [noise.gaussian_noise(key, i, {0: [2_000_000]}, 1.0)[0].numpy() for i in range(10)]
     )
     assert np.isfinite(sample).all()
     counts = {edge: np.sum(np.abs(sample) > edge) for edge in (3.0, 4.0, 4.75)}
@@ -106,9 +113,36 @@ def test_the_tail_reaches_beyond_what_23_random_bits_allow():
         assert abs(count - expected) < 5 * np.sqrt(expected), edge
 
 
-def test_an_odd_number_of_draws_and_a_scalar():
-    for shape in ([], [1], [3, 5]):
-        assert noise.standard_normal(tf.constant([1, 2]), shape).shape == shape
+def test_draws_are_the_box_muller_transform_of_the_words_in_float64():
+    seed, size = tf.constant([5, 7]), 100_000
+    words = noise.threefry(seed, tf.range(size), tf.zeros([size], tf.int32))
+    first, second = (word.numpy().astype(np.uint64) for word in words)
+    uniform = (first * 512 + (second & 511) + 0.5) / 2.0**41
+    angle = np.pi * (((second >> 9) + 0.5) / 2.0**23 - 0.5)
+    expected = np.sqrt(-2 * np.log(uniform)) * np.sin(angle)
+    compiled = tf.function(lambda: noise.standard_normal(seed, size), jit_compile=True)
+    for draws in (noise.standard_normal(seed, size), compiled()):
+        # A uniform that float32 rounds to 1 has radius 0 instead of at most 2.5e-4.
+        np.testing.assert_allclose(draws, expected, rtol=2e-6, atol=3e-4)
+
+
+def test_threefry_gives_the_published_blocks():
+    """Known answers of Salmon et al.'s own library, Random123, for 20 rounds."""
+    known = {
+        ((0, 0), (0, 0)): (0x6B200159, 0x99BA4EFE),
+        ((2**32 - 1,) * 2, (2**32 - 1,) * 2): (0x1CB996FC, 0xBB002BE7),
+        ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3)): (0xC4923A9C, 0x483DF7A0),
+    }
+    for (key, counter), block in known.items():
+        words = [tf.constant([c], tf.uint32) for c in counter]
+        got = noise.threefry(tf.constant(key, tf.uint32), *words)
+        assert tuple(int(word[0]) for word in got) == block
+
+
+@pytest.mark.parametrize("shapes", [{3: []}, {0: [1], 2: [3, 5]}, {1: [300, 400], 4: [7]}, {}])
+def test_noise_has_the_shapes_of_the_variables(shapes):
+    drawn = noise.gaussian_noise(noise.NoiseKey(1).read(), 0, shapes, 1.0)
+    assert {index: draw.shape.as_list() for index, draw in drawn.items()} == shapes
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "7"])

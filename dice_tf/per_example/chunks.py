@@ -30,11 +30,15 @@ def sums_in_chunks(engine, x, y, sample_weight, chunk_size):
     if sample_weight is None:
         sample_weight = tf.ones([batch])
     chunks = tf.maximum((batch + chunk_size - 1) // chunk_size, 1)
+    if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        # A replica's share may be empty; then a row of zeros, of weight 0, is its only chunk.
+        pad = lambda t: tf.pad(t, [[0, 1]] + [[0, 0]] * (t.shape.rank - 1))
+        x, y, sample_weight = tf.nest.map_structure(pad, (x, y, sample_weight))
 
     def chunk(index):
         rows = index * chunk_size + tf.range(chunk_size)
         real = tf.cast(rows < batch, tf.float32)
-        rows = tf.minimum(rows, batch - 1)
+        rows = tf.minimum(rows, tf.maximum(batch - 1, 0))
         take = lambda t: tf.gather(t, rows)
 
         def take_weight(weight):

@@ -12,6 +12,7 @@ import math
 import tensorflow as tf
 
 from dice_tf.errors import GradientEngineError
+from dice_tf.per_example import gram
 
 # Per-example gradients of one variable are written down only below this many bytes.
 _MATERIALISED_BYTES = 256 * 2**20
@@ -20,8 +21,10 @@ _ASSUMED_POSITIONS = 128
 # One entry of a materialised gradient costs, to write and to read twice, about as
 # much as this many multiplications (measured on two CPU cores).
 _ENTRY_COST = 24
-# Four rounding units of float32, relative to the sum of absolute values.
-_ROUNDING = 4 * 2.0**-23
+_COMPILED_ENTRY_COST = 52
+# A second product for some examples only pays where it costs this much more, per example
+# and position, than picking out their inputs and cotangents.
+_ROWS_WORTH_PICKING = 64
 
 
 class PerExample:
@@ -127,6 +130,8 @@ class OuterProduct:
             return True
         if 4 * (batch or _ASSUMED_BATCH) * groups * positions**2 > _MATERIALISED_BYTES:
             return False
+        if not self.grouped and gram.worth_compiling(self.positions, k, f):
+            return positions**2 * (k + f) < _COMPILED_ENTRY_COST * k * f
         return positions**2 * (k + f) + positions * k * f < _ENTRY_COST * k * f
 
     def sizes(self):
@@ -140,10 +145,7 @@ class OuterProduct:
             inputs = _sums_of_squares(self.upright()[..., 0, :])
             products = inputs * _sums_of_squares(self.cotangents[..., 0, :])
             return tf.reduce_sum(products, 1) if self.grouped else products
-        left = {"transpose_a": True} if self.transposed else {"transpose_b": True}
-        gram = tf.matmul(self.inputs, self.inputs, **left)
-        gram *= tf.matmul(self.cotangents, self.cotangents, transpose_b=True)
-        return _safe_total(gram)
+        return gram.squared_norms(self.inputs, self.cotangents, transposed=self.transposed)
 
     def weighted_sums(self, weights):
         """Returns one weighted sum of per-example gradients per entry of `weights`."""
@@ -158,6 +160,34 @@ class OuterProduct:
             inputs = tf.reshape(inputs, [-1, k])
             sums = tf.matmul(inputs, tf.reshape(scaled, [-1, f * len(weights)]), transpose_a=True)
         return [self.to_variable(s) for s in tf.split(sums, len(weights), axis=-1)]
+
+    def head_and_residual(self, head, split):
+        """Returns both weighted sums, the second one from the rows that the first lacks.
+
+        Args:
+            head: Float32 `[batch]`, weights of the first sum.
+            split: `ResidualRows`, the weights of the second.
+        """
+        (first,) = self.weighted_sums([head])
+
+        def with_picked():
+            picked = OuterProduct(
+                tf.gather(self.inputs, split.rows),
+                tf.gather(self.cotangents, split.rows),
+                shape=self.shape,
+                layout=self.layout,
+                transposed=self.transposed,
+            )
+            (rest,) = picked.weighted_sums([split.weights])
+            return split.multiple * first + rest
+
+        none_left = tf.equal(tf.size(split.rows), 0)
+        return [first, tf.cond(none_left, lambda: split.multiple * first, with_picked)]
+
+    def prefers_rows(self):
+        """Whether `head_and_residual` is cheaper than two weighted sums."""
+        k, f = self.sizes()
+        return k * f >= _ROWS_WORTH_PICKING * (k + f)
 
     def without(self, broken):
         """Returns the same contribution with the rows of `broken` examples set to 0."""
@@ -307,7 +337,7 @@ def merged(contributions, batch):
     if outer and rows:
         squares = rows[0].squared_norms(), outer[0].squared_norms()
         twice = 2.0 * _inner_products(rows[0], outer[0])
-        return _safe_total(tf.stack([*squares, twice], 1)), rows + outer
+        return gram.safe_total(tf.stack([*squares, twice], 1)), rows + outer
     if outer and outer[0].positions != 1 and not outer[0].prefers_gram(batch):
         outer = [WrittenDownProduct(outer[0])]
     return (outer + rows)[0].squared_norms(), outer + rows
@@ -363,21 +393,6 @@ def _sums_of_squares(tensor):
     if (tensor.shape[-1] or 0) <= 256:
         return tf.reduce_sum(tf.square(tensor), -1)
     return tf.matmul(tensor[..., None, :], tensor[..., :, None])[..., 0, 0]
-
-
-def _safe_total(terms):
-    """Adds up the terms of squared norms, erring on the side of too large a norm.
-
-    Where large terms cancel, the rounded total may be far below the true one, even
-    negative; the example would then be clipped too little. Adding a multiple of the
-    rounding unit of the largest possible total keeps the norm an upper bound. Without
-    cancellation that changes a norm by less than one millionth.
-    """
-    axes = list(range(1, terms.shape.rank))
-    total = tf.reduce_sum(terms, axes)
-    # tf.maximum may turn NaN into 0, and a norm of 0 would release a broken example.
-    total = tf.where(total < 0, tf.zeros_like(total), total)
-    return total + _ROUNDING * tf.reduce_sum(tf.abs(terms), axes)
 
 
 def _clear(tensor, broken):

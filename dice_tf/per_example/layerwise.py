@@ -13,10 +13,11 @@ import tensorflow as tf
 
 from dice_tf.errors import GradientEngineError
 from dice_tf.per_example import local_gradients
-from dice_tf.per_example.contributions import merged
+from dice_tf.per_example.contributions import OuterProduct, merged
 from dice_tf.per_example.gradient_sums import GradientSums
 from dice_tf.per_example.loss import call_in_training, per_example_losses
 from dice_tf.per_example.recording import Recorder
+from dice_tf.per_example.residual_rows import residual_rows
 
 
 @tf.autograph.experimental.do_not_convert
@@ -153,11 +154,17 @@ def _batch_axis_checks(calls, batch):
 def _weighted_sums(parts, weights, norms):
     """Returns one `{id: sum}` per entry of `weights`."""
     keys = list(parts)
+    split = residual_rows(*weights, norms) if len(weights) == 2 else None
+
+    def sums_of(part):
+        if split is not None and isinstance(part, OuterProduct) and part.prefers_rows():
+            return part.head_and_residual(weights[0], split)
+        return part.weighted_sums(weights)
 
     def flat_sums(clean):
         sums = []
         for key in keys:
-            each = [clean(part).weighted_sums(weights) for part in parts[key]]
+            each = [sums_of(clean(part)) for part in parts[key]]
             sums += [tf.add_n(s) if len(s) > 1 else s[0] for s in zip(*each, strict=True)]
         return sums
 

@@ -41,6 +41,13 @@ def overridden(replacements):
                 _remove(target, name)
 
 
+def original(target, name):
+    """Returns an attribute as it is without replacements."""
+    with _lock:
+        entry = _installed.get((id(target), name))
+    return getattr(target, name) if entry is None else entry[1]
+
+
 def _install(target, name, make):
     key = (id(target), name)
     if key not in _installed:

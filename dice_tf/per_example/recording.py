@@ -50,6 +50,7 @@ class LayerCall:
     training: Any = None
     state: list = dataclasses.field(default_factory=list)
     draws: list = dataclasses.field(default_factory=list)
+    remembered: Any = None
 
     @property
     def inputs(self):
@@ -71,6 +72,7 @@ class _Frame:
         self.tape = tf.GradientTape()
         self.claimed = {}  # id -> variable of calls inside that could not account for it
         self.before_activation = []
+        self.remembered = None
 
 
 class Recorder:
@@ -141,7 +143,7 @@ class Recorder:
         self._frames.append(frame)
         try:
             with outer.tape.stop_recording(), frame.tape:
-                outputs = function(*args, **kwargs)
+                outputs = self._run(frame, function, args, kwargs)
         finally:
             self._frames.pop()
         variables = {**self._reads(frame), **frame.claimed}
@@ -150,6 +152,17 @@ class Recorder:
         if not variables:
             return outputs
         return self._account(frame, outer, variables, state, args, kwargs, outputs)
+
+    def _run(self, frame, function, args, kwargs):
+        if not (frame.rule and frame.rule.run):
+            return function(*args, **kwargs)
+
+        def watch(tensor):
+            frame.before_activation.append(self._watch(tensor))
+            return frame.before_activation[-1]
+
+        outputs, frame.remembered = frame.rule.run(frame.layer, function, args, kwargs, watch)
+        return outputs
 
     def before_activation(self, layer, tensor):
         """Watches the input of a layer's activation if its rule wants that."""
@@ -185,7 +198,7 @@ class Recorder:
             LayerCall(
                 layer, args, kwargs, list(variables.values()), frame.rule, watched,
                 training=_training(layer, kwargs), state=state,
-                draws=self._draws.draws[frame.first_draw:],
+                draws=self._draws.draws[frame.first_draw:], remembered=frame.remembered,
             )
         )  # fmt: skip
         return outputs

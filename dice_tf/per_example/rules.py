@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from dice_tf.errors import GradientEngineError
-from dice_tf.per_example import rules_conv
+from dice_tf.per_example import rules_conv, rules_recurrent
 from dice_tf.per_example.contributions import OuterProduct, PerExample, Rows
 
 
@@ -23,6 +23,7 @@ class _Rule(NamedTuple):
     contributions: Callable
     supports: Callable
     before_activation: bool
+    run: Callable | None = None
 
 
 _rules = {}
@@ -70,7 +71,7 @@ def register_rule(layer_class, rule, *, supports=None, before_activation=False):
 def wants_activation_input(layer):
     """Whether the rule of a layer's class needs the input of its activation."""
     rule = _rules.get(type(layer))
-    return rule is not None and rule.before_activation
+    return rule is not None and rule.before_activation and rule.run is None
 
 
 def rule_for(layer, function, args, kwargs):
@@ -323,15 +324,15 @@ register_rule(
     keras.layers.EinsumDense, _einsum_dense, supports=_supports_einsum, before_activation=True
 )
 register_rule(keras.layers.Embedding, _embedding)
-for _class in ("LayerNormalization", "RMSNormalization", "GroupNormalization"):
-    if hasattr(keras.layers, _class):  # RMSNormalization came with Keras 3.9
-        register_rule(
-            getattr(keras.layers, _class), _normalisation, supports=_supports_normalisation
-        )
-if hasattr(keras.layers, "ReversibleEmbedding"):
-    register_rule(
-        keras.layers.ReversibleEmbedding, _reversible_embedding, supports=_supports_reversible
-    )
+for _class in (
+    keras.layers.LayerNormalization,
+    keras.layers.RMSNormalization,
+    keras.layers.GroupNormalization,
+):
+    register_rule(_class, _normalisation, supports=_supports_normalisation)
+register_rule(
+    keras.layers.ReversibleEmbedding, _reversible_embedding, supports=_supports_reversible
+)
 for _class in (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D):
     register_rule(
         _class, rules_conv.convolution, supports=rules_conv.supports, before_activation=True
@@ -341,3 +342,8 @@ for _class in (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D):
         _class, rules_conv.depthwise, supports=rules_conv.supports_depthwise,
         before_activation=True,
     )  # fmt: skip
+for _class in (keras.layers.SimpleRNN, keras.layers.LSTM, keras.layers.GRU):
+    # What is watched here is not the input of an activation, but is used in the same way.
+    _rules[_class] = _Rule(
+        rules_recurrent.contributions, rules_recurrent.supports, True, rules_recurrent.run
+    )

@@ -1,0 +1,130 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Per-example products at sizes where other code runs: compiled Gram matrices, picked rows."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dice_tf.clipping import clip_weights
+from dice_tf.mechanism import DiceMechanism
+from dice_tf.per_example import gram
+from dice_tf.per_example.contributions import OuterProduct, merged
+from dice_tf.per_example.residual_rows import residual_rows
+
+
+def random_product(batch, positions, k, f, transposed=False):
+    """Returns a product and the same inputs and cotangents in float64."""
+    random = np.random.default_rng(batch)
+    inputs = random.normal(size=(batch, positions, k)).astype("float32")
+    cotangents = random.normal(size=(batch, positions, f)).astype("float32")
+    given_inputs = inputs.transpose(0, 2, 1) if transposed else inputs
+    product = OuterProduct(
+        tf.constant(given_inputs), tf.constant(cotangents), shape=(k, f), transposed=transposed
+    )
+    return product, inputs.astype("float64"), cotangents.astype("float64")
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_compiled_gram_matrices_of_any_batch(transposed, in_graph):
+    positions, k, f = 64, 100, 200
+    assert gram.worth_compiling(positions, k, f)
+    compute = lambda a, d: gram.squared_norms(a, d, transposed=transposed)
+    if in_graph:
+        spec = (None, k, positions) if transposed else (None, positions, k)
+        compute = tf.function(
+            compute, input_signature=[tf.TensorSpec(spec), tf.TensorSpec((None, positions, f))]
+        )
+    for batch in (1, 5, 13, 17):  # 13 is padded to 14, 17 to 20.
+        product, inputs, cotangents = random_product(batch, positions, k, f, transposed)
+        expected = (np.einsum("btk,btf->bkf", inputs, cotangents) ** 2).sum((1, 2))
+        squares = compute(product.inputs, product.cotangents)
+        np.testing.assert_allclose(squares, expected, rtol=1e-5)
+
+
+def test_compiled_gram_matrices_never_fall_below_the_truth_where_uses_cancel():
+    random = np.random.default_rng(0)
+    inputs = 1e3 * random.normal(size=(4, 40, 200))
+    cotangents = random.normal(size=(4, 40, 100))
+    inputs = np.concatenate([inputs, inputs], 1).astype("float32")
+    cotangents = np.concatenate([cotangents, -cotangents * (1 - 3e-7)], 1).astype("float32")
+    product = np.einsum("btk,btf->bkf", inputs.astype("float64"), cotangents.astype("float64"))
+    assert gram.worth_compiling(80, 200, 100)
+    norms = np.sqrt(OuterProduct(inputs, cotangents, shape=(200, 100)).squared_norms())
+    assert np.all(norms >= np.linalg.norm(product.reshape(4, -1), axis=1))
+
+
+def test_a_broken_example_is_not_hidden_by_compiling():
+    product, *_ = random_product(3, 64, 128, 512)
+    cotangents = product.cotangents.numpy()
+    cotangents[1, 7, 9] = np.nan
+    squares = gram.squared_norms(product.inputs, tf.constant(cotangents)).numpy()
+    assert np.isnan(squares[1]) and np.isfinite(squares[[0, 2]]).all()
+
+
+@pytest.mark.parametrize(("k", "f"), [(128, 512), (128, 128)])
+def test_both_ways_to_a_norm_give_the_same_sums(k, f):
+    product, inputs, cotangents = random_product(4, 64, k, f)
+    squares, (part,) = merged([product], 4)
+    each = np.einsum("btk,btf->bkf", inputs, cotangents)
+    np.testing.assert_allclose(squares, (each**2).sum((1, 2)), rtol=1e-5)
+    weights = np.arange(1.0, 5.0, dtype="float32")
+    (got,) = part.weighted_sums([tf.constant(weights)])
+    expected = np.tensordot(weights.astype("float64"), each, 1)
+    np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
+
+
+norms = st.lists(st.sampled_from([0.0, 0.3, 0.9, 1.1, 1.4, 2.9, 50.0, 1e30, np.inf, np.nan]),
+                 min_size=1, max_size=12)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(norms=norms, error_norm_clip=st.sampled_from([0.1, 0.5, 3.0]), bounded=st.booleans())
+def test_rows_complete_a_multiple_of_the_first_sum(norms, error_norm_clip, bounded):
+    mechanism = DiceMechanism(
+        l2_norm_clip=1.0, error_norm_clip=error_norm_clip, bound_residuals=bounded,
+        noise_multiplier=1.0, expected_batch_size=4,
+    )  # fmt: skip
+    head, residual = clip_weights(tf.constant(norms, tf.float32), mechanism)
+    split = residual_rows(head, residual, tf.constant(norms, tf.float32))
+    total = split.multiple.numpy() * head.numpy().astype("float64")
+    total[split.rows.numpy()] += split.weights.numpy()
+    # Weights multiply gradients: what counts is their error times the norm.
+    norms = np.where(np.isfinite(norms), norms, 0.0).astype("float32")
+    expected = residual.numpy() * norms
+    np.testing.assert_allclose(total * norms, expected, atol=1e-6 * expected.max())
+    # Never more rows than the residual sum itself needs.
+    assert len(split.rows) <= np.count_nonzero(residual)
+    if bounded and np.all(norms[norms > 0] > 1 + error_norm_clip):
+        assert len(split.rows) == 0
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("layout", [None, ((300, 2, 100), (1, 0, 2))])
+def test_a_residual_sum_from_picked_rows(jit_compile, layout):
+    product, inputs, cotangents = random_product(6, 3, 300, 200)
+    product = OuterProduct(
+        product.inputs, product.cotangents, layout=layout,
+        shape=(300, 200) if layout is None else (2, 300, 100),
+    )  # fmt: skip
+    assert product.prefers_rows()
+    head = np.array([1.0, 0.5, 0.25, 0.1, 0.05, 1.0], "float32")
+    residual = np.array([0.0, 0.5, 0.25, 0.1, 0.05, 0.0], "float32")
+
+    @tf.function(jit_compile=jit_compile)
+    def sums(head, residual):
+        return product.head_and_residual(head, residual_rows(head, residual, tf.ones([6])))
+
+    each = np.einsum("btk,btf->bkf", inputs, cotangents)
+    for got, weights in zip(sums(head, residual), (head, residual), strict=True):
+        expected = np.tensordot(weights.astype("float64"), each, 1)
+        if layout is not None:
+            expected = expected.reshape(layout[0]).transpose(layout[1])
+        np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
