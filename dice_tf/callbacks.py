@@ -5,7 +5,7 @@
 import keras
 import tensorflow as tf
 
-from dice_tf import accounting, provenance
+from dice_tf import accounting, private_checkpoints, provenance
 from dice_tf.accounting.epsilon import ACCOUNTANTS
 from dice_tf.accounting.events import check_delta, check_run, check_sampling, is_unbounded
 from dice_tf.errors import (
@@ -91,13 +91,11 @@ class EpsilonCallback(keras.callbacks.Callback):
         return self._epsilon_after(self.accounted_steps())
 
     def on_train_begin(self, logs=None):
-        """Checks the claims and the budget before the first step.
+        """Checks the optimizer.
 
         Raises:
             PlainGradientsError: If the optimizer is not private.
             AccountingError: If optimizer and sampling have different batch sizes.
-            SamplingError: If the data or the run so far contradicts the sampling.
-            BudgetExhaustedError: If not one step is left in the budget.
         """
         optimizer = self.model.optimizer
         if not is_private(optimizer):
@@ -107,11 +105,28 @@ class EpsilonCallback(keras.callbacks.Callback):
                 "another optimizer of dice_tf."
             )
         check_run(optimizer.mechanism, self.sampling, 0)
+        self._has_begun = False
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Checks the claims and the budget, and takes the number of steps from the optimizer.
+
+        Raises:
+            SamplingError: If the data or the run so far contradicts the sampling.
+            BudgetExhaustedError: If not one step is left in the budget.
+        """
+        if not self._has_begun:
+            # Not in `on_train_begin`, in which other callbacks load what they backed up.
+            self._begin()
+            self._has_begun = True
+        self._synchronize()
+
+    def _begin(self):
         if not self.sampling.amplified:
             self._check_steps_per_epoch()
         self._steps_before, self._draws_before = self._iterations(), self.sampling.draws
         self._check_provenance()
-        self._close_open_pass(optimizer)
+        if not private_checkpoints.continue_sampling(self.model, self.sampling):
+            self._close_open_pass()
 
         self._calls = self._batches = self._batches_at_sync = 0
         self._steps_per_batch = 1
@@ -124,10 +139,6 @@ class EpsilonCallback(keras.callbacks.Callback):
         if self.target_epsilon is not None:
             self._search_limit(self._count + max(planned, 1))
             self._require(self._count + self._batches_of_call(0))
-
-    def on_epoch_begin(self, epoch, logs=None):
-        """Takes the number of steps from the optimizer."""
-        self._synchronize()
 
     def on_train_batch_begin(self, batch, logs=None):
         """Stops training if the step after this one is not affordable."""
@@ -262,7 +273,7 @@ class EpsilonCallback(keras.callbacks.Callback):
                 "known."
             )
 
-    def _close_open_pass(self, optimizer):
+    def _close_open_pass(self):
         steps = self._iterations()
         if not steps:
             return
@@ -271,7 +282,7 @@ class EpsilonCallback(keras.callbacks.Callback):
         record["unfinished_steps"] += missing
         if self.sampling.num_groups > 1:
             if missing or record["assignment"] != self.sampling.assignment:
-                for error in optimizer.errors:
+                for error in self.model.optimizer.errors:
                     error.assign(tf.zeros(error.shape))
             if missing:
                 record["last_group"] = self.sampling.num_groups - 1

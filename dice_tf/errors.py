@@ -49,3 +49,15 @@ class OptimizerArgumentError(DicePrivacyError):
 
 class GradientEngineError(DicePrivacyError):
     """The gradient engine cannot produce exact per-example gradients for this model."""
+
+
+class DistributionError(DicePrivacyError):
+    """Replicas or workers would not take one and the same private step together."""
+
+
+class ReleaseError(DicePrivacyError):
+    """What must stay private was about to be written to a file or a configuration."""
+
+
+class MissingPackageError(DicePrivacyError, ImportError):
+    """An optional package is needed that is not installed or cannot be imported."""

@@ -4,7 +4,13 @@
 
 import tensorflow as tf
 
+from dice_tf.clipping import STABILITY
 from dice_tf.mechanism import DiceMechanism
+
+
+def global_norm(tensors):
+    """Returns the norm of a list of tensors, taken as one vector."""
+    return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(t)) for t in tensors]))
 
 
 def clip_by_global_norm(tensors, threshold):
@@ -21,7 +27,7 @@ def clip_by_global_norm(tensors, threshold):
 
     Source: Zhang et al., ICLR 2024, Alg. 1, the operator clip.
     """
-    norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(t)) for t in tensors]))
+    norm = global_norm(tensors)
     factor = tf.where(norm > threshold, tf.math.divide_no_nan(threshold, norm), tf.ones_like(norm))
     return [factor * t for t in tensors]
 
@@ -31,17 +37,23 @@ def direction_and_errors(head_sums, residual_sums, errors, mechanism: DiceMechan
 
     With \(B\) = `expected_batch_size` (the number of microbatches, if those are used):
 
-    bounded residuals: \(v = \frac1B\sum_i h_i + e, \quad e' = \frac1B\sum_i r_i\);
+    bounded residuals: \(v = \frac1B\sum_i h_i + e, \quad e' = \frac1B\sum_i r_i\), and
+    with \(s\) = `feedback_steps` > 1, where \(e_k\) is the residual mean of k steps ago,
+    \(v = \frac1B\sum_i h_i + \frac1s\sum_{k=1}^s e_k, \quad
+    e' = (\frac1B\sum_i r_i, e_1, \dots, e_{s-1})\);
 
     unbounded: \(v = \frac1B\sum_i h_i + \mathrm{clip}(e, C_2), \quad
     e' = e + \frac1B\sum_i g_i - v\), computed as
-    \(e - \mathrm{clip}(e, C_2) + \frac1B\sum_i (g_i - h_i)\).
+    \(e - \mathrm{clip}(e, C_2) + \frac1B\sum_i (g_i - h_i)\), where with
+    `clipping="automatic"` \(e / (\lVert e \rVert + \gamma)\), of a norm below
+    \(C_2 = 1\), takes the place of \(\mathrm{clip}(e, C_2)\).
 
     Args:
         head_sums: List of float32 tensors, \(\sum_i h_i\) per variable, over all replicas.
         residual_sums: List of float32 tensors, \(\sum_i r_i\) (or \(\sum_i g_i - h_i\)).
             Ignored if `error_norm_clip` is 0.
-        errors: List of float32 tensors, the error e. Empty if `error_norm_clip` is 0.
+        errors: List of float32 tensors, the error e: one per variable, with `feedback_steps`
+            \(e_1\) of all variables, then \(e_2\) of all. Empty if `error_norm_clip` is 0.
         mechanism: The thresholds, the divisor and the form of the algorithm.
 
     Returns:
@@ -57,7 +69,16 @@ def direction_and_errors(head_sums, residual_sums, errors, mechanism: DiceMechan
         return heads, []
     residuals = [residual / mechanism.divisor for residual in residual_sums]
     if mechanism.bound_residuals:
-        return [h + e for h, e in zip(heads, errors)], residuals
-    clipped = clip_by_global_norm(errors, mechanism.error_norm_clip)
+        kept = [*residuals, *errors[: -len(heads)]]
+        # Not `tf.add_n`, which on CPUs adds in an order that differs from run to run.
+        total = lambda parts: parts[0] if len(parts) == 1 else tf.reduce_sum(tf.stack(parts), 0)
+        fed_back = [total(errors[i :: len(heads)]) for i in range(len(heads))]
+        direction = [h + e / mechanism.feedback_steps for h, e in zip(heads, fed_back)]
+        return direction, kept
+    if mechanism.clipping == "automatic":
+        norm = global_norm(errors)
+        clipped = [e / (norm + STABILITY) for e in errors]
+    else:
+        clipped = clip_by_global_norm(errors, mechanism.error_norm_clip)
     direction = [h + c for h, c in zip(heads, clipped)]
     return direction, [e - c + r for e, c, r in zip(errors, clipped, residuals)]

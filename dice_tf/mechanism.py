@@ -13,7 +13,7 @@ import numbers
 
 from dice_tf.errors import MechanismError
 
-CLIPPING_MODES = ("flat",)
+CLIPPING_MODES = ("flat", "automatic")
 
 
 def check_number(name, value, *, minimum=0.0, exclusive=True, error=MechanismError):
@@ -82,7 +82,8 @@ class DiceMechanism:
 
     Args:
         l2_norm_clip: Float > 0, the clipping threshold \(C_1\) of a per-example
-            gradient, over all trainable variables at once, in units of the gradient.
+            gradient, over all trainable variables at once, in units of the gradient. With
+            `clipping="automatic"` it is 1 and need not be given.
         noise_multiplier: Float >= 0, noise standard deviation on the sum of clipped
             gradients divided by `l2_norm_clip`, as in TF-Privacy. 0 gives no privacy.
         expected_batch_size: Int > 0, the public constant that sums are divided by;
@@ -93,7 +94,9 @@ class DiceMechanism:
         bound_residuals: Whether each example's residual is clipped to
             `error_norm_clip` before it enters the error (`True`), or the error itself
             is clipped when it is fed back (`False`, Alg. 1 to the letter).
-        clipping: `"flat"`, one threshold for the whole gradient.
+        clipping: `"flat"`, one threshold for the whole gradient, or `"automatic"`, the
+            gradient over its own norm: \(C_1 = 1\) whatever its units, and \(C_2\) is 1,
+            or 0 for no error feedback. See `dice_tf.clipping.clip_weights`.
         feedback_steps: Int >= 1, over how many later steps a residual is fed back.
         num_microbatches: Int or `None`. If given, the clipped unit is the mean
             gradient of one of `num_microbatches` equal microbatches, as in TF-Privacy.
@@ -116,7 +119,7 @@ class DiceMechanism:
     `noise_stddev` are its C1, C2, sigma_1).
     """
 
-    l2_norm_clip: float
+    l2_norm_clip: float | None = None
     noise_multiplier: float
     expected_batch_size: int
     error_norm_clip: float | None = None
@@ -128,6 +131,13 @@ class DiceMechanism:
 
     def __post_init__(self):
         store = lambda name, value: object.__setattr__(self, name, value)
+        if self.clipping not in CLIPPING_MODES:
+            raise MechanismError(
+                f"Argument `clipping` must be one of {CLIPPING_MODES}. "
+                f"Received: clipping={self.clipping!r}."
+            )
+        if self.clipping == "automatic" and self.l2_norm_clip is None:
+            store("l2_norm_clip", 1.0)
         store("l2_norm_clip", check_number("l2_norm_clip", self.l2_norm_clip))
         if self.error_norm_clip is None:
             store("error_norm_clip", self.l2_norm_clip)
@@ -135,10 +145,14 @@ class DiceMechanism:
             store(name, check_number(name, getattr(self, name), exclusive=False))
         for name in ("expected_batch_size", "feedback_steps"):
             store(name, check_integer(name, getattr(self, name)))
-        if self.clipping not in CLIPPING_MODES:
+        thresholds = (self.l2_norm_clip, self.error_norm_clip)
+        if self.clipping == "automatic" and thresholds not in ((1.0, 1.0), (1.0, 0.0)):
             raise MechanismError(
-                f"Argument `clipping` must be one of {CLIPPING_MODES}. "
-                f"Received: clipping={self.clipping!r}."
+                'With clipping="automatic" every gradient is divided by its own norm, so there is '
+                "no threshold to set: `l2_norm_clip` is 1, and `error_norm_clip` 1, or 0 for no "
+                f"error feedback. Received: l2_norm_clip={self.l2_norm_clip}, "
+                f"error_norm_clip={self.error_norm_clip}. Leave them out, and set the size of "
+                "steps by the learning rate."
             )
         if self.feedback_steps > 1 and not self.bound_residuals:
             raise MechanismError(

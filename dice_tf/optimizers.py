@@ -1,261 +1,108 @@
 # Copyright 2026 The dice_tf Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Keras optimizers that take private steps.
+"""The private counterparts of Keras' optimizer classes."""
 
-A private optimizer is a Keras optimizer whose update rule only ever sees the noised
-direction \\(v + w\\). What a Keras rule computes from it (momentum, schedules, weight
-decay, averages) is post-processing and costs no privacy.
-"""
-
-import warnings
+import functools
+import inspect
 
 import keras
-import tensorflow as tf
 
-from dice_tf import dispatch, distribution, feedback, noise, provenance
-from dice_tf.errors import GradientEngineError, OptimizerArgumentError, PlainGradientsError
-from dice_tf.mechanism import DiceMechanism, check_integer
+from dice_tf.errors import OptimizerArgumentError
+from dice_tf.private_update import PrivateUpdate
 
-GRADIENT_ENGINES = ("auto", "layerwise", "vectorized")
-
-_REFUSED_KERAS_ARGUMENTS = {
-    "clipnorm": "it would clip the noised mean, variable by variable",
-    "clipvalue": "it would clip the noised mean, coordinate by coordinate",
-    "global_clipnorm": "it would clip the noised mean of the batch, not each example",
-    "loss_scale_factor": "gradients are clipped before Keras could unscale them",
-    "gradient_accumulation_steps": "it would add noise at every accumulated batch; use a larger "
-    "`expected_batch_size` with `chunk_size` to bound memory",
+_WRAPPERS = {
+    "LossScaleOptimizer": "it skips steps depending on the data, which would tell about them. Use "
+    "the class of the optimizer to wrap, in float32 or under the dtype policy 'mixed_bfloat16'",
+    "MultiOptimizer": "it hands gradients to other optimizers, which add them up over replicas "
+    "once more. Use one class for all variables",
 }
+# Where Keras takes gradients in or adds them up; a private step has a part of its own there.
+_TAKEN_BY_PRIVATE_STEPS = ("apply", "apply_gradients", "_backend_apply_gradients",
+                           "_all_reduce_sum_gradients")  # fmt: skip
 
 
-class _PrivateState:
-    """What must not leave the process: the noise key, its use so far, and the error.
+@functools.cache
+def make_dice_optimizer_class(keras_optimizer_class):
+    r"""Returns the private counterpart of a Keras optimizer class.
 
-    A plain Python object, so that neither Keras nor `tf.train.Checkpoint` finds it.
+    \[v^t = \tfrac1B\sum_i h_i + e^t, \qquad x^{t+1} = \mathrm{Rule}(x^t, v^t + w^t)\]
+
+    All that the rule keeps (moments, averages) comes from the noised direction; the error
+    comes from the un-noised one. Files that hold an optimizer of a class of
+    `keras.optimizers` load after `import dice_tf`; for a class of your own call this first.
+
+    Args:
+        keras_optimizer_class: Class derived from `keras.optimizers.Optimizer`, such as
+            `keras.optimizers.AdamW`.
+
+    Returns:
+        A class, the same one at every call, named `Dice<Name>Optimizer`. It takes the
+        arguments of `DiceSGDOptimizer` and every keyword of the Keras class.
+
+    Raises:
+        OptimizerArgumentError: If it is not such a class, or does more with gradients than
+            an update rule: it may then not be post-processing of what was released.
+
+    Example:
+
+    >>> DiceAdamWOptimizer = make_dice_optimizer_class(keras.optimizers.AdamW)
+    >>> optimizer = DiceAdamWOptimizer(
+    ...     learning_rate=1e-3, weight_decay=0.01, l2_norm_clip=1.0, noise_multiplier=1.1,
+    ...     expected_batch_size=64)
+    >>> isinstance(optimizer, keras.optimizers.AdamW), type(optimizer).__name__
+    (True, 'DiceAdamWOptimizer')
+    >>> make_dice_optimizer_class(keras.optimizers.SGD) is DiceSGDOptimizer
+    True
+
+    Source: Zhang et al., ICLR 2024, Alg. 1 and, for Adam, its appendix.
     """
-
-    def __init__(self, noise_key):
-        self.noise_key = noise_key
-        self.noise_draws = None
-        self.errors = []
-
-
-class PrivateUpdate:
-    """Mixin that turns a Keras optimizer class into a private one.
-
-    The order of bases matters: `class MyOptimizer(PrivateUpdate, keras.optimizers.X)`.
-    See `DiceSGDOptimizer` for the arguments.
-    """
-
-    def __init__(
-        self,
-        learning_rate=None,
-        *,
-        l2_norm_clip,
-        noise_multiplier,
-        expected_batch_size,
-        error_norm_clip=None,
-        bound_residuals=True,
-        clipping="flat",
-        feedback_steps=1,
-        num_microbatches=None,
-        chunk_size=None,
-        gradient_engine="auto",
-        self_check=True,
-        noise_seed=None,
-        **keras_arguments,
-    ):
-        for name, reason in _REFUSED_KERAS_ARGUMENTS.items():
-            if keras_arguments.get(name) is not None:
-                raise OptimizerArgumentError(
-                    f"Argument `{name}` cannot be used for private training: {reason}. Received: "
-                    f"{name}={keras_arguments[name]!r}. Clipping is set by `l2_norm_clip`."
-                )
-        mechanism = DiceMechanism(
-            l2_norm_clip=l2_norm_clip,
-            noise_multiplier=noise_multiplier,
-            expected_batch_size=expected_batch_size,
-            error_norm_clip=error_norm_clip,
-            bound_residuals=bool(bound_residuals),
-            clipping=clipping,
-            feedback_steps=feedback_steps,
-            num_microbatches=num_microbatches,
-            noise_is_secret=noise_seed is None,
+    refusal = _refusal(keras_optimizer_class)
+    if refusal is not None:
+        raise OptimizerArgumentError(
+            f"There is no private optimizer class for this argument: {refusal}. "
+            f"Received: keras_optimizer_class={keras_optimizer_class!r}."
         )
-        if mechanism.feedback_steps > 1:
-            raise OptimizerArgumentError(
-                "This version of the optimizer feeds residuals back at the next step only. "
-                f"Received: feedback_steps={feedback_steps!r}. Use feedback_steps=1."
-            )
-        _check_engine(gradient_engine, mechanism, chunk_size)
-        if mechanism.noise_multiplier == 0:
-            warnings.warn(
-                "noise_multiplier=0: training is not private, its epsilon is infinite.",
-                stacklevel=2,
-            )
-        if learning_rate is not None:
-            keras_arguments["learning_rate"] = learning_rate
-        super().__init__(**keras_arguments)
-        self._mechanism = mechanism
-        self._private = _PrivateState(noise.NoiseKey(noise_seed))
-        self.chunk_size = chunk_size
-        self.gradient_engine = gradient_engine
-        self.self_check = bool(self_check)
-        dispatch.install()
+    explicit = {
+        keras.optimizers.SGD: DiceSGDOptimizer,
+        keras.optimizers.Adam: DiceAdamOptimizer,
+    }
+    if keras_optimizer_class in explicit:
+        return explicit[keras_optimizer_class]
+    name = keras_optimizer_class.__name__
+    members = {
+        "__module__": __name__,
+        "__doc__": f"Private `{name}` with error feedback; see `make_dice_optimizer_class`.",
+    }
+    private_class = type(f"Dice{name}Optimizer", (PrivateUpdate, keras_optimizer_class), members)
+    # Two classes of one name must not be taken for each other when a file is loaded.
+    stock = getattr(keras.optimizers, name, None) is keras_optimizer_class
+    package = "dice_tf" if stock else f"dice_tf.{keras_optimizer_class.__module__}"
+    return keras.saving.register_keras_serializable(package)(private_class)
 
-    @property
-    def mechanism(self):
-        """The `DiceMechanism`: every parameter of this optimizer that enters epsilon."""
-        return self._mechanism
 
-    @property
-    def errors(self):
-        """The error e: a float32 variable per trainable variable, private.
-
-        Empty if `error_norm_clip` is 0, because then nothing is fed back.
-        """
-        return list(self._private.errors)
-
-    @property
-    def sampling_record(self):
-        """What `dice_tf.provenance` knows about how the batches so far were drawn."""
-        return self._sampling_record
-
-    def build(self, variables):
-        """Creates the Keras slots, the error slots and the sampling record."""
-        if self.built:
-            return
-        super().build(variables)
-        if self._mechanism.error_norm_clip > 0:
-            self._private.errors = [self._add_error(variable) for variable in variables]
-        self._private.noise_draws = keras.Variable(
-            0, dtype="int64", trainable=False, aggregation="only_first_replica", name="noise_draws"
+def _refusal(candidate):
+    """Returns why `candidate` has no private counterpart, or `None`."""
+    base = keras.optimizers.Optimizer
+    if not (inspect.isclass(candidate) and issubclass(candidate, base)):
+        return (
+            "it is not a class derived from `keras.optimizers.Optimizer` of Keras 3; an instance, "
+            "a name or a class of tf_keras will not do"
         )
-        self._sampling_record = self.add_variable(
-            shape=(provenance.RECORD_SIZE,),
-            initializer=keras.initializers.Constant(provenance.initial_record()),
-            dtype="int32",
-            name="sampling_record",
-            aggregation="only_first_replica",
+    if issubclass(candidate, PrivateUpdate):
+        return "it is private already"
+    for wrapper, reason in _WRAPPERS.items():
+        if issubclass(candidate, getattr(keras.optimizers, wrapper, ())):
+            return reason
+    if candidate.update_step is base.update_step:
+        return "it has no update rule, `update_step`"
+    different = lambda name: getattr(candidate, name, None) is not getattr(base, name, None)
+    overridden = [name for name in _TAKEN_BY_PRIVATE_STEPS if different(name)]
+    if overridden:
+        return (
+            f"it overrides {', '.join(overridden)}, through which gradients come in. Express the "
+            "rule in `update_step`, which sees one noised direction per variable"
         )
-
-    def _add_error(self, variable):
-        # Not `add_variable`: Keras writes the variables it tracks into every kind of file.
-        with self._distribution_strategy.extended.colocate_vars_with(variable.value):
-            return keras.Variable(
-                initializer="zeros",
-                shape=variable.shape,
-                dtype="float32",
-                trainable=False,
-                name=f"{variable.path.replace('/', '_')}_error",
-            )
-
-    def apply(self, grads, trainable_variables=None):
-        """Refuses: gradients of a batch were not clipped per example.
-
-        Raises:
-            PlainGradientsError: Always. Private updates come from
-                `dice_tf.private_train_step`, which `fit` and `train_on_batch` use.
-        """
-        raise PlainGradientsError(
-            f"{type(self).__name__} received gradients that were summed over a batch, so the "
-            "influence of one example on them is not bounded. In a custom training loop call "
-            "`dice_tf.private_train_step(model, (x, y))` instead of `tape.gradient` and "
-            "`apply_gradients`; a model whose `train_step` is overridden must call "
-            "`super().train_step(data)`."
-        )
-
-    def apply_private_update(self, sums, variables, penalty_gradients, marks):
-        """Takes one step of DiceSGD from the gradient sums of this replica.
-
-        Args:
-            sums: `GradientSums` of this replica's share of the batch.
-            variables: The model's trainable variables, in the order of the sums.
-            penalty_gradients: Gradient of the weight regularizers per variable, or `None`.
-            marks: Int32 scalar from `provenance.count_marks`.
-
-        Source: Zhang et al., ICLR 2024, Alg. 1 lines 5 to 7.
-        """
-        mechanism = self._mechanism
-        self._check_variables_are_known(variables)
-        used = [i for i, head in enumerate(sums.head) if head is not None]
-        heads = [sums.head[i] for i in used]
-        residuals = [] if sums.residual is None else [sums.residual[i] for i in used]
-        # One dtype, because one all-reduce takes no mixture of them.
-        *reduced, marks = distribution.sum_over_replicas(
-            [*heads, *residuals, tf.cast(marks, tf.float32)]
-        )
-        heads, residuals = reduced[: len(used)], reduced[len(used) :]
-
-        slots = [self._get_variable_index(variables[i]) for i in used]
-        errors = [self.errors[slot] for slot in slots] if self.errors else []
-        direction, new_errors = feedback.direction_and_errors(
-            heads, residuals, [tf.convert_to_tensor(e.value) for e in errors], mechanism
-        )
-        if mechanism.noise_multiplier > 0:
-            # Not `iterations`: they go back when weights are loaded, and the same noise on
-            # other data would give two releases whose difference is free of noise.
-            key, draws = self._private.noise_key.read(), self._private.noise_draws.value
-            direction = [
-                v + noise.gaussian_noise(key, draws, slot, v.shape, mechanism.noise_stddev)
-                for v, slot in zip(direction, slots, strict=True)
-            ]
-        # The regularizers depend on no example: neither clipped nor noised.
-        direction = [
-            v if penalty_gradients[i] is None else v + tf.cast(penalty_gradients[i], tf.float32)
-            for v, i in zip(direction, used, strict=True)
-        ]
-        record = provenance.update_record(self._sampling_record.value, marks)
-        distribution.assign_on_every_replica(
-            [*errors, self._sampling_record, self._private.noise_draws],
-            [*new_errors, record, self._private.noise_draws.value + 1],
-        )
-        super().apply(direction, [variables[i] for i in used])
-
-    def _backend_update_step(self, grads, trainable_variables, learning_rate):
-        # Keras would add the direction up over replicas here. It is already the same on
-        # all of them, noise included: adding it up would multiply it by their number.
-        values = [getattr(v, "value", v) for v in trainable_variables]
-        tf.__internal__.distribute.interim.maybe_merge_call(
-            self._distributed_tf_update_step,
-            self._distribution_strategy,
-            list(zip(grads, values, strict=True)),
-            learning_rate,
-        )
-
-    def load_own_variables(self, store):
-        """Loads what may be released; the error, which never is, starts from 0."""
-        super().load_own_variables(store)
-        for error in self.errors:
-            error.assign(tf.zeros(error.shape))
-        # With a seed, a new process goes on where the saved one stopped.
-        draws = self._private.noise_draws
-        draws.assign(tf.maximum(draws.value, tf.cast(self._iterations.value, draws.dtype)))
-
-    def get_config(self):
-        """Returns the constructor's arguments, without `noise_seed`.
-
-        The configuration is stored in saved models, and whoever knows the seed can
-        subtract the noise.
-        """
-        config = super().get_config()
-        for name in (
-            "l2_norm_clip",
-            "noise_multiplier",
-            "expected_batch_size",
-            "error_norm_clip",
-            "bound_residuals",
-            "clipping",
-            "feedback_steps",
-            "num_microbatches",
-        ):
-            config[name] = getattr(self._mechanism, name)
-        config.update(
-            chunk_size=self.chunk_size,
-            gradient_engine=self.gradient_engine,
-            self_check=self.self_check,
-        )
-        return config
+    return None
 
 
 @keras.saving.register_keras_serializable(package="dice_tf")
@@ -275,7 +122,7 @@ class DiceSGDOptimizer(PrivateUpdate, keras.optimizers.SGD):
     Args:
         learning_rate: Float, schedule or callable, as in Keras. Defaults to Keras' 0.01.
         l2_norm_clip: Float > 0, \(C_1\): threshold of a per-example gradient's norm over
-            all trainable variables.
+            all trainable variables. To be left out with `clipping="automatic"`.
         noise_multiplier: Float >= 0, \(z\): noise standard deviation on the sum of clipped
             gradients, divided by `l2_norm_clip`. From
             `accounting.calibrate_noise_multiplier`. 0 is not private and warns.
@@ -284,8 +131,12 @@ class DiceSGDOptimizer(PrivateUpdate, keras.optimizers.SGD):
             `l2_norm_clip`; 0 is DP-SGD (no error feedback).
         bound_residuals: Whether residuals are clipped per example (default), or the
             error when it is fed back.
-        clipping: `"flat"`: one threshold for the whole gradient.
-        feedback_steps: Int: residuals are fed back over this many steps.
+        clipping: `"flat"`: one threshold for the whole gradient. `"automatic"`: each gradient
+            is divided by its norm, so that there is no threshold to choose; see
+            `dice_tf.clipping.clip_weights`.
+        feedback_steps: Int, \(s\): residuals are fed back in equal parts at the next s steps,
+            \(v^t = \frac1B\sum_i h_i + \frac1s\sum_{k=1}^s e^{t-k+1}\). Pays with
+            `CyclicPoissonSampling(num_groups=s + 1)`; takes s variables per trainable variable.
         num_microbatches: Int or `None`: clip mean gradients of this many microbatches
             instead of per-example gradients, as in TF-Privacy. Doubles the sensitivity.
         chunk_size: Int or `None`: at most this many examples' gradients are computed at
@@ -293,6 +144,11 @@ class DiceSGDOptimizer(PrivateUpdate, keras.optimizers.SGD):
         gradient_engine: `"auto"`, `"layerwise"` or `"vectorized"`.
         self_check: Whether the first batch of a compiled model is used to compare the
             gradients of a few examples with their gradients alone.
+        rescale_to_unit_norm: Whether the noised direction is divided by \(C_1\) before the
+            update rule sees it. The best learning rate then hardly depends on \(C_1\).
+        save_errors: Whether files hold what a killed run needs to go on bit for bit: the error,
+            the noise key and the position of the sampler. Such files are as private as the
+            data; see `dice_tf.private_checkpoints`.
         noise_seed: Int or `None`: fixes the noise for reproducible tests. Whoever knows the
             seed can remove the noise, so leave it out for real data.
         **keras_arguments: Of `keras.optimizers.SGD`: `momentum`, `nesterov`,
@@ -315,22 +171,35 @@ class DiceSGDOptimizer(PrivateUpdate, keras.optimizers.SGD):
     """
 
 
-def _check_engine(gradient_engine, mechanism, chunk_size):
-    if gradient_engine not in GRADIENT_ENGINES:
-        raise GradientEngineError(
-            f"Argument `gradient_engine` must be one of {GRADIENT_ENGINES}. "
-            f"Received: gradient_engine={gradient_engine!r}."
-        )
-    if mechanism.num_microbatches is not None and gradient_engine == "layerwise":
-        raise GradientEngineError(
-            "gradient_engine='layerwise' clips examples, not microbatches. Received: "
-            f"num_microbatches={mechanism.num_microbatches}. Use gradient_engine='vectorized', or "
-            "leave `num_microbatches` out: clipping examples also needs half the noise."
-        )
-    if chunk_size is not None:
-        check_integer("chunk_size", chunk_size, error=GradientEngineError)
-        if chunk_size % mechanism.microbatch_size:
-            raise GradientEngineError(
-                f"Argument `chunk_size` must be a multiple of the {mechanism.microbatch_size} "
-                f"examples of a microbatch. Received: chunk_size={chunk_size}."
-            )
+@keras.saving.register_keras_serializable(package="dice_tf")
+class DiceAdamOptimizer(PrivateUpdate, keras.optimizers.Adam):
+    r"""Differentially private Adam with error feedback.
+
+    \[x^{t+1} = \mathrm{Adam}(x^t, v^t + w^t)\]
+
+    with \(v\), \(e\) and \(w\) of `DiceSGDOptimizer`. Both moments are of the noised
+    direction \(v + w\), so they cost no privacy; the error \(e\) is from the un-noised one.
+
+    Args:
+        **arguments: Of `DiceSGDOptimizer` and of `keras.optimizers.Adam` (`beta_1`,
+            `beta_2`, `epsilon`, `amsgrad`, ...). `learning_rate` defaults to Keras' 0.001.
+
+    Raises:
+        MechanismError: If a privacy parameter is out of range.
+        OptimizerArgumentError: If a Keras argument contradicts per-example clipping.
+
+    Example:
+
+    >>> optimizer = DiceAdamOptimizer(
+    ...     l2_norm_clip=0.25, noise_multiplier=2.0, expected_batch_size=500)
+    >>> optimizer.mechanism.noise_stddev, float(optimizer.learning_rate)
+    (0.001, 0.0010000000474974513)
+
+    Source: Zhang et al., ICLR 2024, appendix, the Adam variant.
+    """
+
+
+# Keras looks a class up by its registered name when it loads a file.
+for _candidate in list(vars(keras.optimizers).values()):
+    if _refusal(_candidate) is None:
+        make_dice_optimizer_class(_candidate)

@@ -7,7 +7,9 @@ epsilon assumes cannot differ. \(N\) = `num_examples`, \(B\) = `expected_batch_s
 \(m\) = `num_groups`, \(T\) = number of steps.
 """
 
+from collections.abc import Callable
 import dataclasses
+import functools
 import math
 import secrets
 import threading
@@ -16,6 +18,7 @@ import numpy as np
 from scipy import stats
 import tensorflow as tf
 
+from dice_tf import multi_worker
 from dice_tf.data_sources import row_fetcher, row_weights
 from dice_tf.errors import SamplingError
 from dice_tf.mechanism import check_integer
@@ -38,6 +41,16 @@ class _State:
     iterations: int = 0
     draws: int = 0
     groups: list | None = None
+    # Whether all workers of a cluster hold the same entropy.
+    shared: bool = False
+    # Whether a private checkpoint may have to find the iterations again by their number.
+    numbered: bool = False
+    # Steps by which iterations are shifted, after a run that was cut short within one.
+    offset: int = 0
+    # What `watch` was told: the position then, that of the next draw, and what to call.
+    watched_from: int = 0
+    expected: int = 0
+    on_gap: Callable[[], None] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +118,65 @@ class Sampling:
         """Int >= 0, a public random name of this object's assignment of examples to groups."""
         return self._state.assignment
 
+    @property
+    def entropy(self):
+        """Int, all that draws depend on besides their number: as secret as the draws."""
+        return self._state.entropy
+
+    @property
+    def position(self):
+        """Int, number of steps from the first draw to the first of the next iteration."""
+        return self._state.iterations * self.steps_per_epoch + self._state.offset
+
+    def move_to(self, entropy, assignment, position):
+        """Takes over the draws of an equal object; the next iteration begins at `position`.
+
+        Args:
+            entropy: Int, `entropy` of that object.
+            assignment: Int, `assignment` of that object.
+            position: Int >= 0, in steps.
+
+        Returns:
+            Whether it does: `ShuffledEpochs` begins the next whole epoch.
+        """
+        with _STATE_LOCK:
+            state = self._state
+            state.entropy = entropy if self.seed is None else self.seed
+            state.assignment, state.groups, state.numbered = assignment, None, True
+            state.iterations, state.offset = divmod(position, self.steps_per_epoch)
+        if state.offset and not self.amplified:
+            self.start_whole_pass()
+        return self.position == position
+
+    def start_whole_pass(self):
+        """Begins the next iteration at the start of a pass over the data, and numbers it."""
+        with _STATE_LOCK:
+            self._state.iterations += self._state.offset > 0
+            self._state.offset, self._state.numbered = 0, True
+
+    def watch(self, on_gap):
+        """Calls `on_gap`, once, when a draw is left out: when an iteration is given up.
+
+        The number of steps made then tells no longer which draws were used, and a run that
+        resumed by it would use some a second time.
+        """
+        with _STATE_LOCK:
+            state = self._state
+            state.watched_from = state.expected = self.position
+            state.on_gap = on_gap
+
+    def _note_draw(self, position):
+        on_gap = None
+        with _STATE_LOCK:
+            state = self._state
+            # Iterations begun before may still fetch batches ahead, which nobody uses.
+            if state.on_gap and position >= state.watched_from:
+                if position != state.expected:
+                    on_gap, state.on_gap = state.on_gap, None
+                state.expected = position + 1
+        if on_gap:
+            on_gap()
+
     def steps(self, epochs):
         """Returns the number of steps in `epochs` epochs."""
         return self.steps_per_epoch * check_integer(
@@ -133,6 +205,10 @@ class Sampling:
         0.9 at least; a larger draw takes a size 25 %, 50 %, ... larger. A draw is never
         cut. Iterating more often than `epochs` times is allowed.
 
+        Under a `tf.distribute` strategy, call this within `strategy.scope()`: padded sizes
+        are then multiples of the number of replicas. All workers of a cluster draw the
+        same batches, from entropy of the first one, and each takes its shard of them.
+
         Args:
             x: Features: an array or tensor with `num_examples` rows, a dictionary or tuple
                 of them, or a random-access source of elements, such as
@@ -152,7 +228,7 @@ class Sampling:
 
         Raises:
             SamplingError: If the data contradicts `num_examples`, has no random access,
-                or if several workers would draw without a common seed.
+                or if several workers would draw different batches.
 
         Example:
 
@@ -162,10 +238,9 @@ class Sampling:
         (10, 3)
         """
         check_integer("epochs", epochs, error=SamplingError)
-        _check_workers(self)
         fetch = row_fetcher(x, y, self.num_examples)
         weights = row_weights(sample_weight, self.num_examples)
-        begin, draw, rows = self._plan(self.steps(epochs))
+        begin, draw, rows = self._plan(self.steps(epochs), _join_workers(self))
 
         def batch(iteration, step):
             indices, base = tf.numpy_function(draw, [iteration, step], [tf.int64, tf.float32])
@@ -181,26 +256,36 @@ class Sampling:
 
         start = lambda _: tf.ensure_shape(tf.numpy_function(begin, [], tf.int64), [None])
         data = tf.data.Dataset.range(1).map(start).flat_map(batches)
+        multi_worker.mark_as_sampled(data)
         return data.apply(tf.data.experimental.assert_cardinality(self.steps_per_epoch)).prefetch(2)
 
-    def _plan(self, planned_steps):
+    def _plan(self, planned_steps, replicas=1):
         """Returns `begin`, `draw` and the number of rows of every batch (`None`: it varies).
 
         `begin()` gives the int64 vector that identifies one iteration, `draw(iteration,
         step)` the int64 row indices and float32 weights (1 drawn, 0 padding) of one batch.
+        Padded sizes are multiples of `replicas`.
         """
-        groups = self._groups()
-        largest = max(self.num_examples if g is None else len(g) for g in groups)
-        probability = self.sampling_probability
-        quantile = stats.binom.isf(_OVERFLOW_PROBABILITY / planned_steps, largest, probability)
-        smallest = _round_up(int(quantile) + self.num_groups)
-        increment = _round_up(smallest // 4)
+        multiple, probability = math.lcm(_SIZE_MULTIPLE, replicas), self.sampling_probability
+
+        @functools.cache
+        def sizes(largest):
+            quantile = stats.binom.isf(_OVERFLOW_PROBABILITY / planned_steps, largest, probability)
+            smallest = _round_up(int(quantile) + self.num_groups, multiple)
+            return smallest, _round_up(smallest // 4, multiple)
 
         def draw(iteration, step):
-            group = int(step) % self.num_groups
+            *stream, offset = iteration.tolist()
+            passes, step = divmod(int(step) + offset, self.steps_per_epoch)
+            # Not taken before: a private checkpoint may bring other groups.
+            group, groups = step % self.num_groups, self._groups()
             members = groups[group]
-            pool = self.num_examples if members is None else len(members)
-            rng = self._generator(_DRAW_STREAM, *iteration.tolist(), int(step))
+            pools = [self.num_examples if g is None else len(g) for g in groups]
+            pool = pools[group]
+            smallest, increment = sizes(max(pools))
+            stream[-1] += passes
+            self._note_draw(stream[-1] * self.steps_per_epoch + step)
+            rng = self._generator(_DRAW_STREAM, *stream, step)
             # Given its size, a Poisson sample is uniform among the subsets of that size.
             drawn = rng.choice(pool, rng.binomial(pool, probability), replace=False)
             indices = drawn if members is None else members[drawn]
@@ -213,13 +298,13 @@ class Sampling:
         return self._begin_iteration, draw, None
 
     def _begin_iteration(self):
-        """Returns what makes this iteration's draws differ from all others."""
+        """Returns what makes this iteration's draws differ from all others, and its offset."""
         with _STATE_LOCK:
-            self._state.iterations += 1
-            iteration = self._state.iterations - 1
-        if self.seed is not None:
-            return np.asarray([iteration], dtype=np.int64)
-        return np.asarray([secrets.randbits(32) for _ in range(4)], dtype=np.int64)
+            state = self._state
+            state.iterations += 1
+            if self.seed is not None or state.shared or state.numbered:
+                return np.asarray([state.iterations - 1, state.offset], dtype=np.int64)
+        return np.asarray([*(secrets.randbits(32) for _ in range(4)), 0], dtype=np.int64)
 
     def _groups(self):
         return [None]
@@ -345,23 +430,25 @@ class ShuffledEpochs(Sampling):
         """Returns `False`: an example may end one epoch and begin the next."""
         return False
 
-    def _plan(self, planned_steps):
+    def _plan(self, planned_steps, replicas=1):
         size = self.expected_batch_size
+        rows = _round_up(size, replicas)
 
         def begin():
-            rng = self._generator(_DRAW_STREAM, *self._begin_iteration().tolist())
+            *stream, _ = self._begin_iteration().tolist()
+            rng = self._generator(_DRAW_STREAM, *stream)
             return rng.permutation(self.num_examples)
 
         def draw(order, step):
             with _STATE_LOCK:
                 self._state.draws += 1
-            return _pad(order[int(step) * size : (int(step) + 1) * size], size, marks=0)
+            return _pad(order[int(step) * size : (int(step) + 1) * size], rows, marks=0)
 
-        return begin, draw, size
+        return begin, draw, rows
 
 
-def _round_up(size):
-    return _SIZE_MULTIPLE * max(1, math.ceil(size / _SIZE_MULTIPLE))
+def _round_up(size, multiple):
+    return multiple * max(1, math.ceil(size / multiple))
 
 
 def _pad(indices, size, marks):
@@ -373,13 +460,26 @@ def _pad(indices, size, marks):
     return np.resize(indices, size).astype(np.int64), weights
 
 
-def _check_workers(sampling):
-    """Refuses unseeded draws where several worker processes must draw the same batch."""
-    cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
-    workers = sum(cluster.num_tasks(job) for job in cluster.jobs if job in ("chief", "worker"))
-    if workers > 1 and sampling.seed is None:
-        raise SamplingError(
-            f"The cluster has {workers} workers, and each would draw a batch of its own: one "
-            "example could enter a step several times. Give every worker the same secret `seed`. "
-            f"Received: {sampling!r}."
-        )
+def _join_workers(sampling):
+    """Makes all workers of the cluster draw alike, and returns the number of replicas."""
+    strategy, workers = tf.distribute.get_strategy(), multi_worker.count_workers()
+    if not multi_worker.has_several_workers(strategy):
+        if workers > 1:
+            raise SamplingError(
+                f"The cluster has {workers} workers, and each would draw batches of its own: one "
+                "example could enter a step several times. Call `dataset` on every worker within "
+                "the `scope()` of a `tf.distribute.MultiWorkerMirroredStrategy`. Received: "
+                f"{sampling!r}, current strategy {type(strategy).__name__}."
+            )
+        return strategy.num_replicas_in_sync
+    facts = {name: getattr(sampling, name) for name in ("num_examples", "expected_batch_size")}
+    facts.update(sampling=type(sampling).__name__, num_groups=sampling.num_groups)
+    multi_worker.check_same(strategy, facts, {"seed": sampling.seed}, SamplingError)
+    state = sampling._state
+    if not state.shared:
+        words = [state.entropy >> shift & 0xFFFFFFFF for shift in range(0, 128, 32)]
+        *words, assignment = multi_worker.values_of_chief(strategy, [*words, state.assignment])
+        if sampling.seed is None:
+            state.entropy = sum(word << 32 * i for i, word in enumerate(words))
+        state.assignment, state.shared = assignment, True
+    return strategy.num_replicas_in_sync

@@ -52,13 +52,13 @@ def iterations(model):
 
 
 class Recorder(keras.callbacks.Callback):
-    """Keeps the logs of every batch, and the error as `fit` begins; stops where it is told."""
+    """Keeps the logs of every batch, and the error as an epoch begins; stops where it is told."""
 
     def __init__(self, stop_at=None):
         super().__init__()
         self.batches, self.errors, self.stop_at = [], None, stop_at
 
-    def on_train_begin(self, logs=None):
+    def on_epoch_begin(self, epoch, logs=None):
         self.errors = [error.numpy() for error in self.model.optimizer.errors]
 
     def on_train_batch_end(self, batch, logs=None):
@@ -188,6 +188,7 @@ def test_epsilon_is_computed_seldom(monkeypatch):
     callback = EpsilonCallback(ShuffledEpochs(10_000 * B, B), 1e-9, target_epsilon=2.0)
     callback.made = 0
     optimizer = types.SimpleNamespace(mechanism=mechanism, iterations=count, built=False)
+    optimizer.save_errors = False
     callback.set_model(
         types.SimpleNamespace(optimizer=optimizer, steps_per_execution=1, stop_training=False)
     )

@@ -42,26 +42,62 @@ def sgd_rule(learning_rate, momentum=0.0, nesterov=False):
     return update
 
 
-def dice_sgd(gradients, parameters, batches, c1, c2, divisor, update, bounded):
+def adam_rule(learning_rate, beta_1=0.9, beta_2=0.999, epsilon=1e-7):
+    """The Keras Adam rule: returns a function (parameters, direction) -> parameters."""
+    state = {"t": 0, "m": 0.0, "v": 0.0}
+
+    def update(parameters, direction):
+        state["t"] += 1
+        state["m"] = beta_1 * state["m"] + (1 - beta_1) * direction
+        state["v"] = beta_2 * state["v"] + (1 - beta_2) * direction**2
+        correction = np.sqrt(1 - beta_2 ** state["t"]) / (1 - beta_1 ** state["t"])
+        return parameters - learning_rate * correction * state["m"] / (
+            np.sqrt(state["v"]) + epsilon
+        )
+
+    return update
+
+
+def normalised(vector, stability=0.01):
+    return vector / (np.linalg.norm(vector) + stability)
+
+
+def dice_sgd(
+    gradients,
+    parameters,
+    batches,
+    c1,
+    c2,
+    divisor,
+    update,
+    bounded,
+    feedback_steps=1,
+    automatic=False,
+):
     """Runs noiseless DiceSGD; returns the parameters and the final error.
 
-    Bounded: v = mean h + e, e' = mean clip(g - h, C2). To the letter (Alg. 1):
+    Bounded: v = mean h + (e_1 + ... + e_s) / s, with e_k = mean clip(g - h, C2) of k steps
+    ago; the errors come back one after the other. To the letter (Alg. 1):
     v = mean h + clip(e, C2), e' = e + mean g - v. Means divide by the public constant.
+
+    Automatic: normalised vectors in the place of clipped ones, and residuals that are not
+    longer than the head.
     """
     parameters = np.array(parameters, np.float64)
     error = np.zeros_like(parameters)
+    history = [np.zeros_like(parameters) for _ in range(feedback_steps)]
     for batch in batches:
         head, residual, total = (np.zeros_like(parameters) for _ in range(3))
         for g in gradients(parameters, batch):
-            h = clip(g, c1)
+            h = normalised(g) if automatic else clip(g, c1)
             head += h
-            residual += clip(g - h, c2)
+            residual += clip(g - h, np.linalg.norm(h) if automatic else c2)
             total += g
         if bounded:
-            v = head / divisor + error
-            error = residual / divisor
+            v = head / divisor + (c2 > 0) * sum(history[-feedback_steps:]) / feedback_steps
+            history.append(residual / divisor)
         else:
-            v = head / divisor + clip(error, c2)
+            v = head / divisor + (normalised(error) if automatic else clip(error, c2))
             error = error + total / divisor - v
         parameters = update(parameters, v)
-    return parameters, error
+    return parameters, np.concatenate(history[: -feedback_steps - 1 : -1]) if bounded else error

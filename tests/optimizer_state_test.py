@@ -3,10 +3,13 @@
 """What an optimizer keeps, saves and loads, and what must never be in a file."""
 
 import copy
+import json
 import pathlib
 import sys
+import warnings
 import zipfile
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -82,31 +85,103 @@ def test_going_back_never_repeats_noise(tmp_path, make_rewind, seed):
     assert np.abs(ends[0] - ends[1]).min() > 0
 
 
-def test_no_file_holds_the_error(tmp_path):
-    """Not even those that Keras fills with all variables of the optimizer."""
+def write_every_kind_of_file(model, path):
+    """Also those that Keras fills with all variables of the optimizer; returns raw contents."""
     x, y = make_problem()
-    model = make_model(make_optimizer(noise_multiplier=1.0, momentum=0.9))
-    model.fit(x, y, batch_size=BATCH, verbose=0)
-    errors = model.optimizer.errors
-    assert np.abs(flat(errors)).min() > 0
-    model.save(tmp_path / "model.keras")
-    model.save(tmp_path / "legacy.h5")
-    model.save_weights(tmp_path / "model.weights.h5")
-    tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(str(tmp_path / "checkpoint"))
-    model.export(tmp_path / "exported", verbose=False)
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    contents = b"".join(
-        zipfile.ZipFile(path).read(name)
-        for path in files if path.suffix == ".keras"
-        for name in zipfile.ZipFile(path).namelist()
-    ) + b"".join(path.read_bytes() for path in files)  # fmt: skip
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(path / "checkpoint.keras"),
+        keras.callbacks.ModelCheckpoint(path / "checkpoint.weights.h5", save_weights_only=True),
+        keras.callbacks.BackupAndRestore(str(path / "backup"), delete_checkpoint=False),
+    ]
+    model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=callbacks)
+    model.save(path / "model.keras")
+    model.save(path / "legacy.h5")
+    model.save_weights(path / "model.weights.h5")
+    tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(str(path / "tf"))
+    model.export(path / "exported", verbose=False)
+    for archive in path.rglob("*.keras"):
+        zipfile.ZipFile(archive).extractall(archive.with_suffix(".unzipped"))
+    files = [file for file in path.rglob("*") if file.is_file() and file.suffix != ".keras"]
+    assert len(files) > 15
+    return {file: file.read_bytes() for file in files}
+
+
+def values_in(path):
+    """Yields the name and the raw value of each variable in the HDF5 files and checkpoints."""
+    for file in [*path.rglob("*.h5"), path / "exported/variables/variables", path / "tf-1"]:
+        if file.suffix != ".h5":
+            reader = tf.train.load_checkpoint(str(file))
+            for name in reader.get_variable_to_shape_map():
+                yield f"{file.name}: {name}", np.asarray(reader.get_tensor(name)).tobytes()
+            continue
+        found = []
+        with h5py.File(file) as opened:
+            opened.visititems(lambda name, item: found.append((name, item)))
+            for name, item in found:
+                if isinstance(item, h5py.Dataset):
+                    yield f"{file.name}: {name}", item[()].tobytes()
+
+
+def private_bytes(model):
+    key = model.optimizer._private.noise_key.read().numpy()
+    return [key.tobytes(), *(error.numpy().tobytes() for error in model.optimizer.errors)]
+
+
+def test_files_hold_weights_slots_and_public_counts_and_nothing_else(tmp_path):
+    """No error, no key, no loss or accuracy: no statistic of the data that is not noised."""
+    model = make_model(make_optimizer(noise_multiplier=1.0, momentum=0.9), metrics=["accuracy"])
+    contents = write_every_kind_of_file(model, tmp_path)
+    optimizer = model.optimizer
+    assert np.abs(flat(optimizer.errors)).min() > 0
+    together = b"".join(contents.values())
     # The test can see what is there: weights and momentum, as float32 in memory order.
-    for variable in (*model.trainable_variables, *model.optimizer.momentums):
-        assert variable.numpy().tobytes() in contents
-    for error in errors:
-        assert error.numpy().tobytes() not in contents
-    key = model.optimizer._private.noise_key.read().numpy().tobytes()
-    assert key not in contents
+    for variable in (*model.trainable_variables, *optimizer.momentums):
+        assert variable.numpy().tobytes() in together
+    for secret in private_bytes(model):
+        assert secret not in together
+    known = {v.numpy().tobytes() for v in (*model.weights, *optimizer.variables)}
+    public = ("save_counter", "_CHECKPOINTABLE_OBJECT_GRAPH")
+    others = [
+        name for name, value in values_in(tmp_path)
+        if value not in known and not any(word in name for word in public)
+    ]  # fmt: skip
+    assert not others
+    assert len(optimizer.variables) == 5  # Steps, learning rate, two momentums, the record.
+    metadata = json.loads((tmp_path / "backup/training_metadata.json").read_text())
+    assert set(metadata) == {"epoch", "batch"}
+    for file, content in contents.items():
+        if file.name == "config.json":
+            assert json.loads(content)["compile_config"]["optimizer"]["config"] == {
+                **optimizer.get_config(), "learning_rate": 0.5
+            }  # fmt: skip
+            assert b"seed" not in json.dumps(optimizer.get_config()).encode()
+
+
+def test_private_files_hold_it_on_request_and_say_so(tmp_path):
+    model = make_model(make_optimizer(noise_multiplier=1.0, save_errors=True))
+    with pytest.warns(UserWarning, match="who reads it can remove the noise") as caught:
+        contents = write_every_kind_of_file(model, tmp_path)
+    assert len([w for w in caught if "can remove the noise" in str(w.message)]) == 5
+    secrets = private_bytes(model)
+    private = {file.name for file, raw in contents.items() if all(s in raw for s in secrets)}
+    assert private == {
+        "model.weights.h5", "checkpoint.weights.h5", "latest.weights.h5", "tf-1.data-00000-of-00001"
+    }  # fmt: skip
+    # Nothing of it anywhere else, such as in the format that Keras calls legacy.
+    for file, raw in contents.items():
+        assert file.name in private or not any(secret in raw for secret in secrets)
+    for name, _ in values_in(tmp_path):
+        assert "error" not in name and "noise" not in name or "private_" in name
+
+    model.optimizer.save_errors = False
+    (tmp_path / "released").mkdir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings("ignore", message=".*legacy")
+        released = write_every_kind_of_file(model, tmp_path / "released")
+    together = b"".join(released.values())
+    assert not any(secret in together for secret in private_bytes(model))
+    assert not any("private" in name for name, _ in values_in(tmp_path / "released"))
 
 
 def test_a_copied_optimizer_does_not_share_its_noise():

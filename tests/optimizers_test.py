@@ -26,7 +26,6 @@ from softmax_regression import (
 from dice_tf.errors import (
     GradientEngineError,
     MechanismError,
-    OptimizerArgumentError,
     PlainGradientsError,
 )
 from dice_tf.optimizers import DiceSGDOptimizer
@@ -317,21 +316,6 @@ def test_case_3_plain_gradients_are_refused():
     with pytest.raises(PlainGradientsError, match="private_train_step"):
         model.optimizer.apply(gradients, model.trainable_variables)
     np.testing.assert_array_equal(flat(model.trainable_variables), before)
-
-
-@pytest.mark.parametrize(
-    "name, value",
-    [
-        ("clipnorm", 1.0),
-        ("clipvalue", 1.0),
-        ("global_clipnorm", 1.0),
-        ("loss_scale_factor", 2.0),
-        ("gradient_accumulation_steps", 2),
-    ],
-)
-def test_case_18_keras_arguments_that_cannot_be_right_are_refused(name, value):
-    with pytest.raises(OptimizerArgumentError, match=f"{name}={value}"):
-        make_optimizer(noise_multiplier=1.0, **{name: value})
 
 
 @pytest.mark.parametrize(

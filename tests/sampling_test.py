@@ -377,7 +377,7 @@ def test_rows_are_gathered_together(x, y):
     assert rows > 20
     spec = data.element_spec
     for leaf in tf.nest.flatten(spec):
-        if not isinstance(leaf, tf.NoneTensorSpec):
+        if isinstance(leaf, tf.TensorSpec):
             assert leaf.shape[1:].is_fully_defined()
 
 
@@ -480,12 +480,12 @@ def test_bad_weights_are_refused(weights, echoed):
         assert text in str(caught.value)
 
 
-def test_several_workers_need_a_common_seed(monkeypatch):
+@pytest.mark.parametrize("seed", [None, 1])
+def test_several_workers_that_do_not_meet_are_refused(monkeypatch, seed):
     cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
     with pytest.raises(SamplingError, match="2 workers"):
-        PoissonSampling(50, 10).dataset(IMAGES)
-    assert len(PoissonSampling(50, 10, seed=1).dataset(IMAGES)) == 5
+        PoissonSampling(50, 10, seed=seed).dataset(IMAGES)
 
 
 def linear_model():

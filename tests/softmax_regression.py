@@ -28,13 +28,13 @@ def make_model(optimizer, **compile_arguments):
     return model
 
 
-def make_optimizer(**arguments):
+def make_optimizer(optimizer_class=DiceSGDOptimizer, **arguments):
     defaults = dict(
         learning_rate=0.5, l2_norm_clip=1.0, noise_multiplier=0.0, expected_batch_size=BATCH
     )
     silent = "noise_multiplier" in arguments
     with contextlib.nullcontext() if silent else pytest.warns(UserWarning, match="not private"):
-        return DiceSGDOptimizer(**{**defaults, **arguments})
+        return optimizer_class(**{**defaults, **arguments})
 
 
 def flat(variables):

@@ -155,7 +155,9 @@ def test_stock_optimizers_keep_their_step_and_the_dispatch_is_installed_once():
 
 def test_case_18_a_loss_scale_optimizer_is_refused():
     model = make()
-    model.compile(keras.optimizers.LossScaleOptimizer(optimizer()), "mse")
+    wrapper = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    wrapper.inner_optimizer = optimizer()  # The constructor is refused it.
+    model.compile(wrapper, "mse")
     with pytest.raises(OptimizerArgumentError, match="mixed_bfloat16"):
         model.fit(X, X[:, :3], verbose=0)
 

@@ -24,7 +24,7 @@ _NOT_COVERED = (
     "Groups: for k examples of one person the guarantee weakens to k times epsilon, with a "
     "larger delta.",
     "Arithmetic and randomness: the proof is about real numbers and ideal Gaussian noise, while "
-    "the noise is float32 from a counter-based generator (Philox or ThreeFry) that is not "
+    "the noise is float32 from a counter-based generator (Threefry, 64 bits of key) that is not "
     "cryptographic.",
 )
 
@@ -144,6 +144,11 @@ def _accounting(mechanism, sampling, steps):
             "counts in full."
         )
     notes = [drawn]
+    if mechanism.clipping == "automatic":
+        notes.append(
+            "Each gradient is divided by its own norm, and what is fed back is not longer than "
+            "the result: the thresholds hold by construction."
+        )
     if mechanism.error_norm_clip == 0:
         notes.append("There is no error feedback: this is DP-SGD.")
     elif events.is_unbounded(mechanism):
@@ -191,6 +196,7 @@ def _comparison(mechanism, sampling, by_accountant):
             l2_norm_clip=clip,
             error_norm_clip=0.0,
             bound_residuals=True,
+            clipping="flat",
             feedback_steps=1,
             noise_multiplier=mechanism.noise_stddev_of_sum / clip,
         )

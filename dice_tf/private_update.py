@@ -1,0 +1,361 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`PrivateUpdate`: what makes a Keras optimizer class private.
+
+A private optimizer is a Keras optimizer whose update rule only ever sees the noised
+direction \\(v + w\\). What a Keras rule computes from it (momentum, schedules, weight
+decay, averages) is post-processing and costs no privacy.
+"""
+
+import warnings
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from dice_tf import dispatch, distribution, feedback, noise, private_checkpoints, provenance
+from dice_tf.errors import (
+    DistributionError,
+    GradientEngineError,
+    ModelError,
+    OptimizerArgumentError,
+    PlainGradientsError,
+)
+from dice_tf.mechanism import DiceMechanism, check_integer
+
+GRADIENT_ENGINES = ("auto", "layerwise", "vectorized")
+
+_REFUSED_KERAS_ARGUMENTS = {
+    "clipnorm": "it would clip the noised mean, variable by variable",
+    "clipvalue": "it would clip the noised mean, coordinate by coordinate",
+    "global_clipnorm": "it would clip the noised mean of the batch, not each example",
+    "loss_scale_factor": "gradients are clipped before Keras could unscale them",
+    "gradient_accumulation_steps": "it would add noise at every accumulated batch; use a larger "
+    "`expected_batch_size` with `chunk_size` to bound memory",
+}
+
+
+class PrivateUpdate:
+    """Mixin that turns a Keras optimizer class into a private one.
+
+    The order of bases matters: `class MyOptimizer(PrivateUpdate, keras.optimizers.X)`.
+    Use `make_dice_optimizer_class`; see `DiceSGDOptimizer` for the arguments.
+    """
+
+    def __init__(
+        self,
+        learning_rate=None,
+        *,
+        l2_norm_clip=None,
+        noise_multiplier,
+        expected_batch_size,
+        error_norm_clip=None,
+        bound_residuals=True,
+        clipping="flat",
+        feedback_steps=1,
+        num_microbatches=None,
+        chunk_size=None,
+        gradient_engine="auto",
+        self_check=True,
+        rescale_to_unit_norm=False,
+        save_errors=False,
+        noise_seed=None,
+        **keras_arguments,
+    ):
+        for name, value in keras_arguments.items():
+            _check_keras_argument(name, value)
+        mechanism = DiceMechanism(
+            l2_norm_clip=l2_norm_clip,
+            noise_multiplier=noise_multiplier,
+            expected_batch_size=expected_batch_size,
+            error_norm_clip=error_norm_clip,
+            bound_residuals=bool(bound_residuals),
+            clipping=clipping,
+            feedback_steps=feedback_steps,
+            num_microbatches=num_microbatches,
+            noise_is_secret=noise_seed is None,
+        )
+        _check_engine(gradient_engine, mechanism, chunk_size)
+        if mechanism.noise_multiplier == 0:
+            warnings.warn(
+                "noise_multiplier=0: training is not private, its epsilon is infinite.",
+                stacklevel=2,
+            )
+        if learning_rate is not None:
+            keras_arguments["learning_rate"] = learning_rate
+        super().__init__(**keras_arguments)
+        self._private = private_checkpoints.PrivateState(noise.NoiseKey(noise_seed))
+        self.chunk_size = chunk_size
+        self.gradient_engine = gradient_engine
+        self.self_check = bool(self_check)
+        self.rescale_to_unit_norm = bool(rescale_to_unit_norm)
+        self.save_errors = bool(save_errors)
+        self._mechanism = mechanism
+        dispatch.install()
+
+    def __setattr__(self, name, value):
+        if hasattr(self, "_mechanism"):
+            if name == "loss_scale_factor":
+                # Keras does this, to None, when it wraps an optimizer.
+                raise OptimizerArgumentError(
+                    f"The loss scale of {type(self).__name__} cannot be set, as LossScaleOptimizer "
+                    "and MultiOptimizer do to an optimizer that they wrap: the first skips steps "
+                    "depending on the data, which would tell about them, and both take gradients "
+                    f"of a whole batch. Received: loss_scale_factor={value!r}. If this comes from "
+                    "`compile` under the dtype policy 'mixed_float16', use 'mixed_bfloat16', which "
+                    "needs no loss scaling, or `compile(auto_scale_loss=False)`."
+                )
+            _check_keras_argument(name, value)
+        super().__setattr__(name, value)
+        if name == "save_errors":
+            self._track_private_state()
+
+    @property
+    def mechanism(self):
+        """The `DiceMechanism`: every parameter of this optimizer that enters epsilon."""
+        return self._mechanism
+
+    @property
+    def errors(self):
+        """The error e: float32 variables of the trainable variables' shapes, private.
+
+        With s = `feedback_steps`, s for each trainable variable: first the residual means of
+        the last step, one per variable, then those of the step before it, and so on. Empty
+        if `error_norm_clip` is 0, because then nothing is fed back.
+        """
+        return list(self._private.errors)
+
+    @property
+    def sampling_record(self):
+        """What `dice_tf.provenance` knows about how the batches so far were drawn."""
+        return self._sampling_record
+
+    def build(self, variables):
+        """Creates the Keras slots, the error slots and the sampling record.
+
+        Raises:
+            ModelError: If the gradient of a variable is not a gradient but its new value.
+            DistributionError: If the weights are to be overwritten by their average, which
+                Keras cannot do on several replicas.
+        """
+        if self.built:
+            return
+        for variable in variables:
+            if getattr(variable, "overwrite_with_gradient", False):
+                raise ModelError(
+                    f"Variable '{variable.path}' is assigned what Keras passes for its gradient "
+                    "(overwrite_with_gradient=True, as in layers quantized to float8), a statistic "
+                    "of the batch that clipping and noise have no meaning for. Train the layer "
+                    "without quantization, or freeze it."
+                )
+        replicas = self._distribution_strategy.num_replicas_in_sync
+        if self.use_ema and self.ema_overwrite_frequency and replicas > 1:
+            raise DistributionError(
+                "Keras cannot overwrite weights by their average within a step of several "
+                f"replicas. Received: ema_overwrite_frequency={self.ema_overwrite_frequency} with "
+                f"{replicas} replicas. Leave it out: `fit` overwrites them when it ends."
+            )
+        super().build(variables)
+        if self._mechanism.error_norm_clip > 0:
+            self._private.errors = [
+                self._add_error(variable, delay)
+                for delay in range(1, self._mechanism.feedback_steps + 1)
+                for variable in variables
+            ]
+        self._private.noise_draws = keras.Variable(
+            0, dtype="int64", trainable=False, aggregation="only_first_replica", name="noise_draws"
+        )
+        self._private.sampler = keras.Variable(
+            np.zeros(private_checkpoints.SAMPLER_SIZE), dtype="int64", trainable=False,
+            aggregation="only_first_replica", name="sampler",
+        )  # fmt: skip
+        self._sampling_record = self.add_variable(
+            shape=(provenance.RECORD_SIZE,),
+            initializer=keras.initializers.Constant(provenance.initial_record()),
+            dtype="int32",
+            name="sampling_record",
+            aggregation="only_first_replica",
+        )
+        self._track_private_state()
+
+    def _track_private_state(self):
+        # Of all that looks for variables only `tf.train.Checkpoint` finds those of a module.
+        if self.built and self.save_errors:
+            self._private_module = private_checkpoints.trackable(self._private, self._mechanism)
+        elif hasattr(self, "_private_module"):
+            del self._private_module
+
+    def _add_error(self, variable, delay):
+        # Not `add_variable`: Keras writes the variables it tracks into every kind of file.
+        suffix = "error" if delay == 1 else f"error_{delay}"
+        with self._distribution_strategy.extended.colocate_vars_with(variable.value):
+            return keras.Variable(
+                initializer="zeros",
+                shape=variable.shape,
+                dtype="float32",
+                trainable=False,
+                name=f"{variable.path.replace('/', '_')}_{suffix}",
+            )
+
+    def apply(self, grads, trainable_variables=None):
+        """Refuses: gradients of a batch were not clipped per example.
+
+        Raises:
+            PlainGradientsError: Always. Private updates come from
+                `dice_tf.private_train_step`, which `fit` and `train_on_batch` use.
+        """
+        raise PlainGradientsError(
+            f"{type(self).__name__} received gradients that were summed over a batch, so the "
+            "influence of one example on them is not bounded. In a custom training loop call "
+            "`dice_tf.private_train_step(model, (x, y))` instead of `tape.gradient` and "
+            "`apply_gradients`; a model whose `train_step` is overridden must call "
+            "`super().train_step(data)`."
+        )
+
+    def apply_private_update(self, sums, variables, penalty_gradients, marks):
+        """Takes one step of DiceSGD from the gradient sums of this replica.
+
+        Args:
+            sums: `GradientSums` of this replica's share of the batch.
+            variables: The model's trainable variables, in the order of the sums.
+            penalty_gradients: Gradient of the weight regularizers per variable, or `None`.
+            marks: Int32 scalar from `provenance.count_marks`.
+
+        Source: Zhang et al., ICLR 2024, Alg. 1 lines 5 to 7.
+        """
+        mechanism = self._mechanism
+        self._check_variables_are_known(variables)
+        used = [i for i, head in enumerate(sums.head) if head is not None]
+        heads = [sums.head[i] for i in used]
+        residuals = [] if sums.residual is None else [sums.residual[i] for i in used]
+        # One dtype, because one all-reduce takes no mixture of them.
+        *reduced, marks = distribution.sum_over_replicas(
+            [*heads, *residuals, tf.cast(marks, tf.float32)]
+        )
+        heads, residuals = reduced[: len(used)], reduced[len(used) :]
+
+        slots = [self._get_variable_index(variables[i]) for i in used]
+        errors, forgotten = self._errors_of(slots)
+        direction, new_errors = feedback.direction_and_errors(
+            heads, residuals, [tf.convert_to_tensor(e.value) for e in errors], mechanism
+        )
+        if mechanism.noise_multiplier > 0:
+            # Not `iterations`: they go back when weights are loaded, and the same noise on
+            # other data would give two releases whose difference is free of noise.
+            key, draws = self._private.noise_key.read(), self._private.noise_draws.value
+            if self.save_errors:
+                key = private_checkpoints.bind_key(key, direction)
+            shapes = {slot: v.shape for slot, v in zip(slots, direction, strict=True)}
+            drawn = noise.gaussian_noise(key, draws, shapes, mechanism.noise_stddev)
+            direction = [v + drawn[slot] for v, slot in zip(direction, slots, strict=True)]
+        if self.rescale_to_unit_norm:
+            direction = [v / mechanism.l2_norm_clip for v in direction]
+        # The regularizers depend on no example: neither clipped, noised nor rescaled.
+        direction = [
+            v if penalty_gradients[i] is None else v + tf.cast(penalty_gradients[i], tf.float32)
+            for v, i in zip(direction, used, strict=True)
+        ]
+        record = provenance.update_record(self._sampling_record.value, marks)
+        distribution.assign_on_every_replica(
+            [*errors, *forgotten, self._sampling_record, self._private.noise_draws],
+            [
+                *new_errors,
+                *(tf.zeros(e.shape) for e in forgotten),
+                record,
+                self._private.noise_draws.value + 1,
+            ],
+        )
+        super().apply(direction, [variables[i] for i in used])
+
+    def _errors_of(self, slots):
+        """Returns the error variables of the variables in `slots`, and those of all others.
+
+        The others are to be forgotten: kept until their variables get gradients again, they
+        would be released later than the accountant assumes.
+        """
+        errors, count = self.errors, len(self._trainable_variables)
+        delays = range(0, len(errors), count)
+        unused = sorted(set(range(count)) - set(slots))
+        return tuple([errors[d + i] for d in delays for i in chosen] for chosen in (slots, unused))
+
+    def _all_reduce_sum_gradients(self, grads_and_vars):
+        # Keras would add the direction up over replicas here. It is already the same on
+        # all of them, noise included: adding it up would multiply it by their number.
+        return grads_and_vars
+
+    def save_own_variables(self, store):
+        """Saves what may be released, and with `save_errors` the private state, which warns."""
+        super().save_own_variables(store)
+        if self.built and self.save_errors:
+            private_checkpoints.save(self._private, self._mechanism, store)
+
+    def load_own_variables(self, store):
+        """Loads what there is; the error starts from 0 unless the file is private."""
+        super().load_own_variables(private_checkpoints.released(store))
+        if not self.built:
+            return
+        if self.save_errors and private_checkpoints.load(self._private, self._mechanism, store):
+            return
+        for error in self.errors:
+            error.assign(tf.zeros(error.shape))
+        # With a seed, a new process goes on where the saved one stopped.
+        draws = self._private.noise_draws
+        draws.assign(tf.maximum(draws.value, tf.cast(self._iterations.value, draws.dtype)))
+
+    def get_config(self):
+        """Returns the constructor's arguments, without `noise_seed`.
+
+        The configuration is stored in saved models, and whoever knows the seed can
+        subtract the noise.
+        """
+        config = super().get_config()
+        for name in (
+            "l2_norm_clip",
+            "noise_multiplier",
+            "expected_batch_size",
+            "error_norm_clip",
+            "bound_residuals",
+            "clipping",
+            "feedback_steps",
+            "num_microbatches",
+        ):
+            config[name] = getattr(self._mechanism, name)
+        for name in (
+            "chunk_size",
+            "gradient_engine",
+            "self_check",
+            "rescale_to_unit_norm",
+            "save_errors",
+        ):
+            config[name] = getattr(self, name)
+        return config
+
+
+def _check_keras_argument(name, value):
+    if name in _REFUSED_KERAS_ARGUMENTS and value is not None:
+        raise OptimizerArgumentError(
+            f"Argument `{name}` cannot be used for private training: "
+            f"{_REFUSED_KERAS_ARGUMENTS[name]}. Received: {name}={value!r}. Clipping is set by "
+            "`l2_norm_clip`."
+        )
+
+
+def _check_engine(gradient_engine, mechanism, chunk_size):
+    if gradient_engine not in GRADIENT_ENGINES:
+        raise GradientEngineError(
+            f"Argument `gradient_engine` must be one of {GRADIENT_ENGINES}. "
+            f"Received: gradient_engine={gradient_engine!r}."
+        )
+    if mechanism.num_microbatches is not None and gradient_engine == "layerwise":
+        raise GradientEngineError(
+            "gradient_engine='layerwise' clips examples, not microbatches. Received: "
+            f"num_microbatches={mechanism.num_microbatches}. Use gradient_engine='vectorized', or "
+            "leave `num_microbatches` out: clipping examples also needs half the noise."
+        )
+    if chunk_size is not None:
+        check_integer("chunk_size", chunk_size, error=GradientEngineError)
+        if chunk_size % mechanism.microbatch_size:
+            raise GradientEngineError(
+                f"Argument `chunk_size` must be a multiple of the {mechanism.microbatch_size} "
+                f"examples of a microbatch. Received: chunk_size={chunk_size}."
+            )
