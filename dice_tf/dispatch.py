@@ -3,9 +3,11 @@
 """The one place where Keras is made to take private steps.
 
 Keras hands an optimizer only gradients that are already summed over the batch. So
-constructing a private optimizer wraps two methods of Keras' TensorFlow trainer once:
-`train_step`, to take `private_train_step` instead, and `make_train_function`, to check
-the gradients of the first batch. Models whose optimizer is not private keep Keras' own.
+constructing a private optimizer wraps methods of Keras' TensorFlow trainer once:
+`train_step`, to take `private_train_step` instead; `make_train_function`, to check the
+gradients of the first batch; and `fit` and two methods below it, so that several replicas
+and workers take part in the same batches. Models whose optimizer is not private keep
+Keras' own.
 """
 
 import functools
@@ -15,6 +17,7 @@ import threading
 import keras
 import tensorflow as tf
 
+from dice_tf import distribution, multi_worker, precision
 from dice_tf.errors import OptimizerArgumentError
 from dice_tf.training import check_gradients, is_private, private_train_step
 
@@ -28,6 +31,7 @@ def install():
 
     Raises:
         OptimizerArgumentError: If Keras does not run on TensorFlow.
+        DistributionError: If the current strategy is not one for private training.
     """
     if keras.backend.backend() != "tensorflow":
         raise OptimizerArgumentError(
@@ -35,19 +39,22 @@ def install():
             f"keras.backend.backend()={keras.backend.backend()!r}. Set the environment variable "
             "KERAS_BACKEND=tensorflow before importing keras."
         )
+    distribution.check_strategy()
+    precision.use_float32_products()
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
     with _lock:
         if getattr(TensorFlowTrainer.train_step, "dispatches_private_steps", False):
             return
-        TensorFlowTrainer.train_step = _train_step(TensorFlowTrainer.train_step)
-        TensorFlowTrainer.make_train_function = _make_train_function(
-            TensorFlowTrainer.make_train_function
-        )
+        for name, wrap in _WRAPPERS.items():
+            # Older versions of Keras have not all of these methods, nor the need for them.
+            stock = getattr(TensorFlowTrainer, name, None)
+            if stock is not None:
+                setattr(TensorFlowTrainer, name, functools.wraps(stock)(wrap(stock)))
+        TensorFlowTrainer.train_step.dispatches_private_steps = True
 
 
 def _train_step(stock_step):
-    @functools.wraps(stock_step)
     def train_step(self, data):
         optimizer = getattr(self, "optimizer", None)
         if is_private(getattr(optimizer, "inner_optimizer", None)):
@@ -58,44 +65,118 @@ def _train_step(stock_step):
             )
         return private_train_step(self, data) if is_private(optimizer) else stock_step(self, data)
 
-    train_step.dispatches_private_steps = True
     return train_step
 
 
+def _fit(stock_fit):
+    def fit(self, x=None, *args, **kwargs):
+        if _has_private_optimizer(self):
+            multi_worker.check_training_data(self, x)
+            multi_worker.check_workers_agree(self)
+        return stock_fit(self, x, *args, **kwargs)
+
+    return fit
+
+
+def _maybe_symbolic_build(stock_build):
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        distributed = iterator is not None and self._distribute_strategy is not None
+        if not distributed or not _has_private_optimizer(self):
+            return stock_build(self, iterator, data_batch)
+        # From shapes alone: Keras takes the first batch, which would be lost to a sampler with
+        # a seed, and which it cannot take from several workers.
+        spec = distribution.spec_of_share(iterator._distributed_dataset.element_spec)
+        with self.distribute_strategy.scope():
+            self._symbolic_build(data_batch=spec)
+
+    return _maybe_symbolic_build
+
+
+def _make_function(stock_make):
+    def _make_function(self, step_function):
+        if _has_private_optimizer(self):
+            step_function = multi_worker.with_vector_logs(self, step_function)
+            return _one_step_at_a_time(self, stock_make(self, step_function))
+        return stock_make(self, step_function)
+
+    return _make_function
+
+
 def _make_train_function(stock_make):
-    @functools.wraps(stock_make)
     def make_train_function(self, force=False):
+        private = _has_private_optimizer(self)
+        if private:
+            distribution.check_compilation(self)
         stock_make(self, force)
-        function = self.train_function
-        optimizer = getattr(self, "optimizer", None)
-        wanted = is_private(optimizer) and optimizer.self_check
-        if wanted and not hasattr(function, "checks_gradients"):
-            self.train_function = _checking_first(self, function)
+        if private and not hasattr(self.train_function, "checks_first"):
+            self.train_function = _checking_first(self, self.train_function)
         return self.train_function
 
     return make_train_function
 
 
+_WRAPPERS = {
+    "train_step": _train_step,
+    "fit": _fit,
+    "_maybe_symbolic_build": _maybe_symbolic_build,
+    "_make_function": _make_function,
+    "make_train_function": _make_train_function,
+}
+
+
+def _has_private_optimizer(model):
+    return is_private(getattr(model, "optimizer", None))
+
+
+def _one_step_at_a_time(model, function):
+    """Wraps a train or test function so that several replicas take its steps one by one.
+
+    Keras' own loop over `steps_per_execution` puts a step into a condition, in which
+    replicas cannot meet (keras-team/keras issue 19246).
+    """
+
+    @functools.wraps(function)
+    def one_by_one(iterator):
+        steps = model.steps_per_execution
+        if steps > 1 and isinstance(iterator, tf.distribute.DistributedIterator):
+            batches = list(itertools.islice(iterator, steps))
+            if not batches:
+                raise StopIteration
+            iterator = iter(batches)
+        return function(iterator)
+
+    return one_by_one
+
+
 def _checking_first(model, function):
-    """Wraps a train function so that its first call checks the gradients beforehand."""
+    """Wraps a train function so that its first call checks workers and gradients beforehand."""
     pending = [True]
 
     @functools.wraps(function)
     def train_function(iterator):
-        # Replicas get shares of a batch that cannot be put back together here.
-        if pending and not isinstance(iterator, tf.distribute.DistributedIterator):
+        if pending and not model.optimizer.self_check:
+            # Once more than `fit` does: callbacks may have restored a state since.
+            multi_worker.check_workers_agree(model)
+            pending.clear()
+        if pending:
             batches = list(itertools.islice(iterator, model.steps_per_execution))
             if batches:
                 check_gradients(model, batches[0])
                 pending.clear()
-                return function(_iterator_over(batches, iterator))
+                return function(_iterator_over(batches, iterator, model.distribute_strategy))
         return function(iterator)
 
-    train_function.checks_gradients = True
+    train_function.checks_first = True
     return train_function
 
 
-def _iterator_over(batches, iterator):
+def _iterator_over(batches, iterator, strategy):
+    """Returns an iterator over batches of the type of `iterator`, for which steps are traced."""
+    if isinstance(iterator, tf.distribute.DistributedIterator):
+        shares = sum((distribution.local_shares(strategy, batch) for batch in batches), [])
+        spec = distribution.spec_of_share(iterator.element_spec)
+        data = tf.data.Dataset.from_generator(lambda: shares, output_signature=spec)
+        return iter(strategy.distribute_datasets_from_function(lambda _: data))
     if not isinstance(iterator, tf.data.Iterator):
         return iter(batches)
     spec = iterator.element_spec

@@ -12,9 +12,9 @@ import weakref
 import keras
 import tensorflow as tf
 
-from dice_tf import metrics, provenance, validation
+from dice_tf import distribution, metrics, multi_worker, precision, provenance, validation
 from dice_tf.clipping import clip_weights
-from dice_tf.errors import LossError, MechanismError, ModelError, PlainGradientsError
+from dice_tf.errors import LossError, ModelError, PlainGradientsError
 from dice_tf.mechanism import DiceMechanism
 from dice_tf.per_example import chunks, layerwise, loss, self_check, vectorized
 
@@ -49,9 +49,10 @@ def private_train_step(model, data):
 
     Source: Zhang et al., ICLR 2024, Alg. 1, one iteration.
     """
-    optimizer = model.optimizer
+    optimizer = _private_optimizer(model)
+    distribution.check_replicas(model, data)
     x, y, sample_weight = _unpack(model, data)
-    _refuse_microbatches_over_replicas(optimizer.mechanism)
+    precision.check_float32_products()
     _prepare(model, optimizer, x, y, sample_weight)
     sums = _gradient_sums(model, optimizer, x, y, sample_weight)
     if all(head is None for head in sums.head):
@@ -86,12 +87,19 @@ def check_gradients(model, data):
     ...     l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8), loss="mse")
     >>> check_gradients(model, (tf.ones([8, 4]), tf.ones([8, 1])))
     """
-    x, y, sample_weight = _unpack(model, data)
-    _prepare(model, model.optimizer, x, y, sample_weight)
-    if model.optimizer.mechanism.num_microbatches is not None:
+    optimizer, strategy = _private_optimizer(model), model.distribute_strategy
+    multi_worker.check_workers_agree(model)
+    x, y, sample_weight = _unpack(model, distribution.share_of_first_replica(strategy, data))
+    with strategy.scope():
+        _prepare(model, optimizer, x, y, sample_weight)
+        if strategy.num_replicas_in_sync > 1:
+            # A step that replicas take together cannot make variables.
+            model._symbolic_build(data_batch=(x, y, sample_weight))
+    if optimizer.mechanism.num_microbatches is not None:
         return  # The reference engine runs every microbatch on its own.
-    engine = functools.partial(_engine(model.optimizer), model)
-    self_check.check_against_single_examples(model, engine, x, y)
+    engine = functools.partial(_engine(optimizer), model)
+    with distribution.first_replica(strategy):
+        self_check.check_against_single_examples(model, engine, x, y)
 
 
 def is_private(optimizer):
@@ -99,12 +107,16 @@ def is_private(optimizer):
     return isinstance(getattr(optimizer, "mechanism", None), DiceMechanism)
 
 
-def _unpack(model, data):
+def _private_optimizer(model):
     if not is_private(model.optimizer):
         raise PlainGradientsError(
             "A private step needs a model compiled with a private optimizer. Received: "
             f"optimizer={type(model.optimizer).__name__}. Compile with DiceSGDOptimizer(...)."
         )
+    return model.optimizer
+
+
+def _unpack(model, data):
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     if y is None:
         raise LossError(
@@ -113,17 +125,6 @@ def _unpack(model, data):
             "autoencoder y=x."
         )
     return tuple(_to_tensors(part) for part in (x, y, sample_weight))
-
-
-def _refuse_microbatches_over_replicas(mechanism):
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    if replicas > 1 and mechanism.num_microbatches is not None:
-        # How the examples of a batch meet in microbatches would then depend on its size.
-        raise MechanismError(
-            "Microbatches are not accounted for on several replicas. Received: "
-            f"num_microbatches={mechanism.num_microbatches} with {replicas} replicas. Leave "
-            "`num_microbatches` out; use `chunk_size` to bound memory."
-        )
 
 
 def _engine(optimizer):

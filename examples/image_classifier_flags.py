@@ -68,6 +68,7 @@ class Settings(NamedTuple):
     num_groups: int
     seed: int | None
     validation_fraction: float
+    strategy: str
     data_dir: str | None
     output_dir: str | None
 
@@ -128,6 +129,13 @@ def define_flags(flag_values):
         "images: for choosing hyperparameters.",
         lower_bound=0.0,
         upper_bound=0.9,
+        **options,
+    )
+    flags.DEFINE_enum(
+        "strategy",
+        "default",
+        ["default", "mirrored"],
+        "mirrored shares every batch out among all GPUs there are (on the CPU without any).",
         **options,
     )
     flags.DEFINE_string("data_dir", None, "Folder of prepared TFDS data sets.", **options)

@@ -10,6 +10,7 @@ budget, and a statement of the guarantee that results.
     python examples/train_image_classifier.py --dataset=fashion_mnist
     python examples/train_image_classifier.py --optimizer=dp_sgd --epsilon=4
     python examples/train_image_classifier.py --noise_multiplier=2 --epochs=10
+    python examples/train_image_classifier.py --dataset=cifar10 --strategy=mirrored
 
 What it needs: for `digits`, the default, the extra `examples` of the package and no
 network. `fashion_mnist` reads the files of Debian's package dataset-fashion-mnist if it
@@ -36,6 +37,7 @@ import image_datasets
 import image_models
 import keras
 import plots
+import tensorflow as tf
 
 import dice_tf
 from dice_tf import accounting
@@ -215,8 +217,17 @@ def run(settings):
     data = image_datasets.load_images(settings.dataset, settings.data_dir)
     data = image_datasets.hold_out(data, settings.validation_fraction)
     print(f"Data: {data.source}; {len(data.x_train)} training images.")
+    mirrored = settings.strategy == "mirrored"
+    strategy = tf.distribute.MirroredStrategy() if mirrored else tf.distribute.get_strategy()
+    # What a model and its training keep must be made in this scope, and so must the data set.
+    with strategy.scope():
+        return _train(settings, data, strategy.num_replicas_in_sync)
+
+
+def _train(settings, data, replicas):
     model = image_models.build_model(settings.dataset, data.x_train.shape[1:], data.num_classes)
-    print(f"Model: {model.count_params()} weights in {len(model.weights)} variables.")
+    weights, variables = model.count_params(), len(model.weights)
+    print(f"Model: {weights} weights in {variables} variables, on {replicas} replica(s).")
 
     private = settings.optimizer != image_classifier_flags.NON_PRIVATE
     start = time.monotonic()
