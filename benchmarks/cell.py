@@ -12,16 +12,10 @@ import protocol
 
 import dice_tf
 from dice_tf.errors import DicePrivacyError
-from dice_tf.optimizers import PrivateUpdate
-
-
-class PrivateAdam(PrivateUpdate, keras.optimizers.Adam):
-    """Adam on the noised direction."""
-
 
 _OPTIMIZERS = {
     "sgd": (keras.optimizers.SGD, dice_tf.DiceSGDOptimizer),
-    "adam": (keras.optimizers.Adam, PrivateAdam),
+    "adam": (keras.optimizers.Adam, dice_tf.DiceAdamOptimizer),
 }
 
 
@@ -41,8 +35,12 @@ def compiled_model(cell, private):
     else:
         optimizer = plain_class(learning_rate=1e-3)
     model = models.build(keras, cell["model"])
-    # No jit_compile: what a user gets who does not think about it.
-    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    # Unless asked otherwise, what a user gets who does not think about it.
+    model.compile(
+        optimizer,
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=cell.get("jit_compile", "auto"),
+    )
     return model
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The dice_tf Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One measurement of PyTorch: plain SGD ("sgd"), or Opacus ("hooks" or "ghost")."""
+"""One measurement of PyTorch: plain SGD ("sgd"), Opacus ("hooks" or "ghost"), or FastDP."""
 
 import importlib
 import os
@@ -94,6 +94,14 @@ def build(name, private):
     return Encoder(Patches(), 64, 256)
 
 
+_ORIGINS = {
+    "cnn": ["0.bias"],
+    "mlp": ["0.bias"],
+    "transformer": ["embed"],
+    "vit": ["embed.convolution.bias", "embed.positions"],
+}
+
+
 def main():
     """Measures what the command line specifies."""
     cell = protocol.specification()
@@ -107,7 +115,20 @@ def main():
     if x.ndim == 4:
         x = x.transpose(0, 3, 1, 2).copy()
     x, y = torch.from_numpy(x), torch.from_numpy(y).long()
-    if way != "sgd":
+    x = x if x.is_floating_point() else x.long()
+    versions = {"torch": torch.__version__, "opacus": opacus.__version__}
+    if way == "fastdp":
+        fastdp = importlib.import_module("fastDP")
+        # Clipping like everyone here, in FastDP's fastest setting: its hooks start at the
+        # parameter that is named as the origin.
+        fastdp.PrivacyEngine(
+            model, batch_size=batch, sample_size=8 * batch, num_steps=1000,
+            noise_multiplier=1.0, max_grad_norm=1.0, clipping_fn="Abadi",
+            clipping_mode="MixOpt", clipping_style="all-layer",
+            origin_params=_ORIGINS[cell["model"]],
+        ).attach(optimizer)  # fmt: skip
+        versions["fastDP"] = fastdp.__version__
+    elif way != "sgd":
         # The loader only tells Opacus the batch size; no sampling is timed anywhere here.
         data = torch.utils.data.TensorDataset(torch.zeros(8 * batch, 1), torch.zeros(8 * batch))
         private = opacus.PrivacyEngine().make_private(
@@ -130,7 +151,6 @@ def main():
 
     run = protocol.loop_run(step, lambda: None, x, y, batch)
     result = protocol.time_alone(*run, cell)
-    versions = {"torch": torch.__version__, "opacus": opacus.__version__}
     protocol.report({**result, "versions": versions})
 
 

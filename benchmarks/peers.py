@@ -1,9 +1,6 @@
 # Copyright 2026 The dice_tf Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Other packages for private training, each in a virtual environment of its own.
-
-FastDP (fast-differential-privacy) is not on the package index and is left out.
-"""
+"""Other packages for private training, each in a virtual environment of its own."""
 
 import json
 import statistics
@@ -17,6 +14,15 @@ import report
 # Exact versions, because numbers are compared across runs.
 REQUIREMENTS = {
     "opacus": ("torch==2.13.0", "opacus==1.6.0"),
+    # Not on the package index: a commit of its repository. It draws on Opacus' attention
+    # layer here, and imports transformers.
+    "fastdp": (
+        "torch==2.13.0",
+        "opacus==1.6.0",
+        "transformers==5.24.0",
+        "fastDP @ git+https://github.com/awslabs/fast-differential-privacy"
+        "@3d5cc561aa337c72f79873ccc4fe8b900b5493b5",
+    ),
     "jax_privacy": ("jax==0.10.2", "jax-privacy==2.0.0", "keras==3.15.1"),
     "tensorflow_privacy": (
         "tensorflow==2.21.0",
@@ -37,7 +43,7 @@ class Mode(NamedTuple):
         name: Text for tables.
         script: File in this folder.
         options: Entries of its specification.
-        private: Whether it is private; if not, the ratios of its stack refer to it.
+        private: Whether it is private; if not, the ratios of its script refer to it.
         only: Names of the models that it is measured on, or `None` for all.
     """
 
@@ -74,6 +80,13 @@ MODES = (
     _peer("opacus", "Opacus hooks", "peer_torch.py", "hooks"),
     _peer("jax_privacy", "JAX-Privacy", "peer_jax.py", "clipped_grad"),
     _peer("tensorflow_privacy", "TF-Privacy DPModel", "peer_tf_privacy.py", "model"),
+    _peer(
+        "fastdp",
+        "FastDP",
+        "peer_torch.py",
+        "fastdp",
+        only=("cnn", "mlp", "vit", "transformer"),  # It has no rule for an LSTM.
+    ),
     _dice_tf("dice_tf DiceSGD", "DiceSGD"),
     _peer("opacus", "Opacus ghost", "peer_torch.py", "ghost"),
     _peer(
@@ -157,7 +170,7 @@ def run_passes(batches, passes, options, folder, progress, measure=protocol.meas
 
 
 def _summary(found, model, batch, mode):
-    """Medians over the passes, and the ratio to the same stack without privacy."""
+    """Medians over the passes, and the ratio to the same framework without privacy."""
     results = found[model, batch, mode.name]
     summary = {
         "model": model,
@@ -179,7 +192,7 @@ def _summary(found, model, batch, mode):
         "peak_mib": max(result["peak_mib"] for result in results),
         "versions": results[-1].get("versions", {}),
     }
-    plain = next(m.name for m in MODES if m.stack == mode.stack and not m.private)
+    plain = next(m.name for m in MODES if m.script == mode.script and not m.private)
     baseline = [result.get("ms") for result in found.get((model, batch, plain), ())]
     if mode.private and len(baseline) == len(results) and None not in baseline:
         # Processes of one pass ran next to each other; only those are divided.
