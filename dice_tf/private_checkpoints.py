@@ -46,6 +46,8 @@ class PrivateState:
         self.noise_draws = None
         self.errors = []
         self.sampler = None
+        # What was loaded into an optimizer that is not built yet.
+        self.to_load = None
         # What `continue_sampling` last wrote there; anything else came from a file.
         self.sampler_in_use = [0] * SAMPLER_SIZE
 

@@ -177,6 +177,9 @@ class PrivateUpdate:
             aggregation="only_first_replica",
         )
         self._track_private_state()
+        if self._private.to_load is not None:
+            loaded, self._private.to_load = self._private.to_load, None
+            self.load_own_variables(loaded)
 
     def _track_private_state(self):
         # Of all that looks for variables only `tf.train.Checkpoint` finds those of a module.
@@ -291,9 +294,12 @@ class PrivateUpdate:
 
     def load_own_variables(self, store):
         """Loads what there is; the error starts from 0 unless the file is private."""
-        super().load_own_variables(private_checkpoints.released(store))
         if not self.built:
+            # Keras would drop it all with a warning, and with it the steps that epsilon counts.
+            self._private.to_load = {name: np.asarray(store[name]) for name in store.keys()}
+            self._iterations.assign(self._private.to_load.get("0", 0))
             return
+        super().load_own_variables(private_checkpoints.released(store))
         if self.save_errors and private_checkpoints.load(self._private, self._mechanism, store):
             return
         for error in self.errors:

@@ -44,6 +44,30 @@ def test_case_4_keras_file_round_trip_keeps_the_step_count_and_neither_errors_no
     assert int(loaded.optimizer.iterations) == 2 * STEPS
 
 
+@pytest.mark.filterwarnings("ignore:This file holds the error")
+@pytest.mark.parametrize("save_errors", [False, True])
+def test_weights_loaded_into_an_optimizer_that_is_not_built_keep_the_step_count(
+    tmp_path, save_errors
+):
+    x, y = make_problem()
+    make = lambda: make_model(make_optimizer(momentum=0.9, save_errors=save_errors))
+    first, second = make(), make()
+    first.fit(x, y, batch_size=BATCH, verbose=0)
+    first.save_weights(tmp_path / "run.weights.h5")
+    second.load_weights(tmp_path / "run.weights.h5")
+    assert not second.optimizer.built and int(second.optimizer.iterations) == STEPS
+    second.optimizer.build(second.trainable_variables)
+    assert int(second.optimizer.iterations) == STEPS
+    assert int(second.optimizer._private.noise_draws) == STEPS
+    for name in ("momentums", "errors"):
+        ours, loaded = (flat(getattr(m.optimizer, name)) for m in (first, second))
+        assert np.abs(ours).max() > 0
+        expected = ours if save_errors or name == "momentums" else np.zeros_like(ours)
+        np.testing.assert_array_equal(loaded, expected)
+    second.fit(x, y, batch_size=BATCH, verbose=0)
+    assert int(second.optimizer.iterations) == 2 * STEPS
+
+
 def rewind_by_weights(model, path):
     model.save_weights(path / "start.weights.h5")
     return lambda: model.load_weights(path / "start.weights.h5")
