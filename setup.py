@@ -61,6 +61,8 @@ TEST = EXAMPLES + [
     "pytest-xdist>=3.5",
     # Properties over the whole range of privacy parameters.
     "hypothesis>=6.100",
+    # Reads weight files, to see that nothing private is in them; Keras writes them with it.
+    "h5py>=3.8",
     # Its errors stand in for a machine without network.
     "requests>=2.19",
     # Runs the Keras 2 optimizers of tensorflow-privacy, the test oracle.
