@@ -174,10 +174,33 @@ def _iterator_over(batches, iterator, strategy):
     """Returns an iterator over batches of the type of `iterator`, for which steps are traced."""
     if isinstance(iterator, tf.distribute.DistributedIterator):
         shares = sum((distribution.local_shares(strategy, batch) for batch in batches), [])
-        spec = distribution.spec_of_share(iterator.element_spec)
-        data = tf.data.Dataset.from_generator(lambda: shares, output_signature=spec)
+        data = _dataset_of(shares, distribution.spec_of_share(iterator.element_spec))
         return iter(strategy.distribute_datasets_from_function(lambda _: data))
     if not isinstance(iterator, tf.data.Iterator):
         return iter(batches)
-    spec = iterator.element_spec
-    return iter(tf.data.Dataset.from_generator(lambda: batches, output_signature=spec))
+    return iter(_dataset_of(batches, iterator.element_spec))
+
+
+def _dataset_of(batches, spec):
+    """Returns a data set of these batches with the types and shapes of `spec`.
+
+    Not `from_generator`: a step that first runs on its batches gives the memory of its
+    tensors back and fetches it anew, at that call and all later ones, which takes half as
+    long again (seen with TensorFlow 2.21; benchmarks/README.md).
+    """
+
+    def as_specified(*batch):
+        leaves = tf.nest.flatten(batch)
+        return tf.nest.pack_sequence_as(
+            spec, [_with_shape(*pair) for pair in zip(leaves, tf.nest.flatten(spec), strict=True)]
+        )
+
+    parts = [tf.data.Dataset.from_tensors(batch).map(as_specified) for batch in batches]
+    return functools.reduce(lambda left, right: left.concatenate(right), parts)
+
+
+def _with_shape(leaf, spec):
+    """Hides what is known of a tensor's shape beyond `spec`."""
+    if not isinstance(spec, tf.TensorSpec):
+        return leaf
+    return tf.compat.v1.placeholder_with_default(leaf, spec.shape)

@@ -5,7 +5,8 @@
 import keras
 import tensorflow as tf
 
-from dice_tf.per_example.loss import individual_losses, shallow_copy
+from dice_tf.per_example.loss import individual_losses
+from dice_tf.per_example.overrides import shallow_copy
 
 
 def update_metrics(model, x, y, y_pred, sample_weight, losses, penalty):

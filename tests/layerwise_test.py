@@ -328,6 +328,19 @@ def assert_same(sums, expected, tolerance=TOLERANCE):
                 np.testing.assert_allclose(g, w, rtol=tolerance, atol=tolerance * scale)
 
 
+def test_a_recurrent_layer_stays_as_it_is_for_other_threads_while_it_is_recorded():
+    def spy(x):
+        # A patched layer would be seen by a thread that predicts at the same time.
+        seen.append((layer.return_sequences, "call" in vars(layer.cell)))
+        return keras.ops.tanh(x)
+
+    keras.utils.set_random_seed(0)
+    seen, layer = [], L.LSTM(3, activation=spy)
+    model = compiled(keras.Sequential([keras.Input((4, 3)), layer, L.Dense(3)]))
+    layerwise.weighted_gradient_sums(model, *example_data(model), None, weights)
+    assert seen and set(seen) == {(False, False)}
+
+
 @pytest.mark.parametrize("name", ZOO)
 def test_equals_a_loop_over_examples(name):
     keras.utils.set_random_seed(0)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from dice_tf import dispatch
 from dice_tf.errors import GradientEngineError
 from dice_tf.optimizers import DiceSGDOptimizer
 from dice_tf.per_example import PerExample, register_rule
@@ -110,6 +111,29 @@ def test_the_checked_batch_is_trained_on_like_any_other(steps_per_execution, ste
         assert int(trained.optimizer.iterations) == 2 * 5
         results.append(np.concatenate([v.numpy().ravel() for v in trained.trainable_variables]))
     np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize(
+    ("batch", "shapes"),
+    [
+        (tf.ones([4, 3]), [None, 3]),
+        ((tf.ones([4, 3]), tf.ones([4])), ([None, None], [4])),
+        (({"a": tf.ones([4, 3])}, tf.ones([4]), tf.ones([4])), ({"a": [None, 3]}, [None], [4])),
+        ({"a": tf.ones([4, 3])}, {"a": [4, 3]}),
+    ],
+)
+def test_batches_that_were_taken_are_given_back_with_the_type_that_the_step_is_traced_for(
+    batch, shapes
+):
+    spec = tf.nest.pack_sequence_as(
+        batch, [tf.TensorSpec(s) for s in tf.__internal__.nest.flatten_up_to(batch, shapes)]
+    )
+    data = dispatch._dataset_of([batch, batch], spec)
+    assert data.element_spec == spec
+    found = list(data)
+    assert len(found) == 2
+    for got, expected in zip(tf.nest.flatten(found[1]), tf.nest.flatten(batch), strict=True):
+        np.testing.assert_array_equal(got, expected)
 
 
 def test_can_be_called_in_a_custom_loop_and_switched_off():

@@ -19,6 +19,7 @@ import keras
 import tensorflow as tf
 
 from dice_tf.errors import LossError
+from dice_tf.per_example.overrides import shallow_copy
 
 _MEAN_REDUCTIONS = ("sum_over_batch_size", "mean", "none", None)
 # Any number that no real layer width is likely to equal.
@@ -256,10 +257,3 @@ def _align(weights, values):
     while weights.shape.rank < values.shape.rank:
         weights = tf.expand_dims(weights, -1)
     return weights
-
-
-def shallow_copy(tracked):
-    """Copies a Keras object without its contents (`copy.copy` would save it to a file)."""
-    duplicate = object.__new__(type(tracked))
-    duplicate.__dict__.update(tracked.__dict__)
-    return duplicate

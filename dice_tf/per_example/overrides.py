@@ -1,6 +1,6 @@
 # Copyright 2026 The dice_tf Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Attributes that are replaced for a while, safely with replica threads.
+"""Attributes that are replaced for a while, safely with replica threads, and copies.
 
 Several replica threads may run a train step at the same time on the same layers. The
 replacement is installed by the first and removed by the last of them, so it must look
@@ -41,11 +41,11 @@ def overridden(replacements):
                 _remove(target, name)
 
 
-def original(target, name):
-    """Returns an attribute as it is without replacements."""
-    with _lock:
-        entry = _installed.get((id(target), name))
-    return getattr(target, name) if entry is None else entry[1]
+def shallow_copy(tracked):
+    """Copies a Keras object without its contents (`copy.copy` would save it to a file)."""
+    duplicate = object.__new__(type(tracked))
+    duplicate.__dict__.update(tracked.__dict__)
+    return duplicate
 
 
 def _install(target, name, make):

@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras import ops
 
 from dice_tf.per_example.contributions import OuterProduct, PerExample
-from dice_tf.per_example.overrides import original, overridden
+from dice_tf.per_example.overrides import shallow_copy
 
 
 def supports(layer, inputs):
@@ -50,16 +50,13 @@ def run(layer, function, args, kwargs, watch):
     if cell.use_bias:
         gates += cell.bias[0] if isinstance(cell, keras.layers.GRUCell) else cell.bias
     gates = watch(gates)
-    replacements = [
-        (cell, "call", lambda call: functools.partial(_STEPS[type(cell)], cell)),
-        (layer, "return_sequences", lambda present: True),
-    ]
-    if hasattr(layer, "use_cudnn"):
-        replacements.append((layer, "use_cudnn", lambda present: False))
-    with overridden(replacements):
-        sequence = function(gates, *args[1:], **kwargs)
-        wanted = original(layer, "return_sequences")
-    return sequence if wanted else sequence[:, -1], (gates, sequence)
+    # Copies, because other threads may run the layer as it is.
+    on_gates, cell_on_gates = shallow_copy(layer), shallow_copy(cell)
+    vars(cell_on_gates)["call"] = functools.partial(_STEPS[type(cell)], cell)
+    vars(on_gates).update(cell=cell_on_gates, return_sequences=True, use_cudnn=False)
+    sequence = function.__func__(on_gates, gates, *args[1:], **kwargs)
+    wanted = sequence if layer.return_sequences else sequence[:, -1]
+    return wanted, (gates, sequence)
 
 
 def contributions(layer, call):
