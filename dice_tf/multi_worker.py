@@ -140,6 +140,41 @@ def check_training_data(model, x):
         )
 
 
+def join_workers(sampling):
+    """Makes all workers of the cluster draw alike.
+
+    Args:
+        sampling: Object of `dice_tf.sampling`.
+
+    Returns:
+        Int, the number of replicas that share a batch.
+
+    Raises:
+        SamplingError: If several workers would draw different batches.
+    """
+    strategy, workers = tf.distribute.get_strategy(), count_workers()
+    if not has_several_workers(strategy):
+        if workers > 1:
+            raise SamplingError(
+                f"The cluster has {workers} workers, and each would draw batches of its own: one "
+                "example could enter a step several times. Call `dataset` on every worker within "
+                "the `scope()` of a `tf.distribute.MultiWorkerMirroredStrategy`. Received: "
+                f"{sampling!r}, current strategy {type(strategy).__name__}."
+            )
+        return strategy.num_replicas_in_sync
+    facts = {name: getattr(sampling, name) for name in ("num_examples", "expected_batch_size")}
+    facts.update(sampling=type(sampling).__name__, num_groups=sampling.num_groups)
+    check_same(strategy, facts, {"seed": sampling.seed}, SamplingError)
+    state = sampling._state
+    if not state.shared:
+        words = [state.entropy >> shift & 0xFFFFFFFF for shift in range(0, 128, 32)]
+        *words, assignment = values_of_chief(strategy, [*words, state.assignment])
+        if sampling.seed is None:
+            state.entropy = sum(word << 32 * i for i, word in enumerate(words))
+        state.assignment, state.shared = assignment, True
+    return strategy.num_replicas_in_sync
+
+
 def mark_as_sampled(dataset):
     """Marks a data set as one whose batches are the same on every worker."""
     dataset.is_the_same_on_every_worker = True

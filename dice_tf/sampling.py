@@ -7,12 +7,10 @@ epsilon assumes cannot differ. \(N\) = `num_examples`, \(B\) = `expected_batch_s
 \(m\) = `num_groups`, \(T\) = number of steps.
 """
 
-from collections.abc import Callable
 import dataclasses
 import functools
 import math
 import secrets
-import threading
 
 import numpy as np
 from scipy import stats
@@ -22,35 +20,13 @@ from dice_tf import multi_worker
 from dice_tf.data_sources import row_fetcher, row_weights
 from dice_tf.errors import SamplingError
 from dice_tf.mechanism import check_integer
+from dice_tf.sampling_state import SamplingState
 
 # Chance that some draw of the planned run needs a padded size above the smallest one.
 _OVERFLOW_PROBABILITY = 0.1
 _SIZE_MULTIPLE = 8
 # Independent streams derived from one seed.
 _ASSIGNMENT_STREAM, _DRAW_STREAM = range(2)
-_STATE_LOCK = threading.Lock()
-
-
-@dataclasses.dataclass
-class _State:
-    """What one sampling object remembers: secret entropy, and what was drawn so far."""
-
-    entropy: int
-    # Independent of the entropy: it is stored with the optimizer and may be published.
-    assignment: int = dataclasses.field(default_factory=lambda: secrets.randbits(31))
-    iterations: int = 0
-    draws: int = 0
-    groups: list | None = None
-    # Whether all workers of a cluster hold the same entropy.
-    shared: bool = False
-    # Whether a private checkpoint may have to find the iterations again by their number.
-    numbered: bool = False
-    # Steps by which iterations are shifted, after a run that was cut short within one.
-    offset: int = 0
-    # What `watch` was told: the position then, that of the next draw, and what to call.
-    watched_from: int = 0
-    expected: int = 0
-    on_gap: Callable[[], None] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +66,7 @@ class Sampling:
             )
         entropy = secrets.randbits(128) if seed is None else seed
         # Not a field: two objects with equal parameters are equal and account alike.
-        object.__setattr__(self, "_state", _State(entropy))
+        object.__setattr__(self, "_state", SamplingState(entropy))
 
     @property
     def sampling_probability(self):
@@ -139,20 +115,15 @@ class Sampling:
         Returns:
             Whether it does: `ShuffledEpochs` begins the next whole epoch.
         """
-        with _STATE_LOCK:
-            state = self._state
-            state.entropy = entropy if self.seed is None else self.seed
-            state.assignment, state.groups, state.numbered = assignment, None, True
-            state.iterations, state.offset = divmod(position, self.steps_per_epoch)
-        if state.offset and not self.amplified:
+        entropy = entropy if self.seed is None else self.seed
+        self._state.move_to(entropy, assignment, *divmod(position, self.steps_per_epoch))
+        if self._state.offset and not self.amplified:
             self.start_whole_pass()
         return self.position == position
 
     def start_whole_pass(self):
         """Begins the next iteration at the start of a pass over the data, and numbers it."""
-        with _STATE_LOCK:
-            self._state.iterations += self._state.offset > 0
-            self._state.offset, self._state.numbered = 0, True
+        self._state.start_whole_pass()
 
     def watch(self, on_gap):
         """Calls `on_gap`, once, when a draw is left out: when an iteration is given up.
@@ -160,22 +131,7 @@ class Sampling:
         The number of steps made then tells no longer which draws were used, and a run that
         resumed by it would use some a second time.
         """
-        with _STATE_LOCK:
-            state = self._state
-            state.watched_from = state.expected = self.position
-            state.on_gap = on_gap
-
-    def _note_draw(self, position):
-        on_gap = None
-        with _STATE_LOCK:
-            state = self._state
-            # Iterations begun before may still fetch batches ahead, which nobody uses.
-            if state.on_gap and position >= state.watched_from:
-                if position != state.expected:
-                    on_gap, state.on_gap = state.on_gap, None
-                state.expected = position + 1
-        if on_gap:
-            on_gap()
+        self._state.watch(self.position, on_gap)
 
     def steps(self, epochs):
         """Returns the number of steps in `epochs` epochs."""
@@ -240,7 +196,7 @@ class Sampling:
         check_integer("epochs", epochs, error=SamplingError)
         fetch = row_fetcher(x, y, self.num_examples)
         weights = row_weights(sample_weight, self.num_examples)
-        begin, draw, rows = self._plan(self.steps(epochs), _join_workers(self))
+        begin, draw, rows = self._plan(self.steps(epochs), multi_worker.join_workers(self))
 
         def batch(iteration, step):
             indices, base = tf.numpy_function(draw, [iteration, step], [tf.int64, tf.float32])
@@ -284,27 +240,20 @@ class Sampling:
             pool = pools[group]
             smallest, increment = sizes(max(pools))
             stream[-1] += passes
-            self._note_draw(stream[-1] * self.steps_per_epoch + step)
+            self._state.note_draw(stream[-1] * self.steps_per_epoch + step)
             rng = self._generator(_DRAW_STREAM, *stream, step)
             # Given its size, a Poisson sample is uniform among the subsets of that size.
             drawn = rng.choice(pool, rng.binomial(pool, probability), replace=False)
             indices = drawn if members is None else members[drawn]
             excess = max(0, len(indices) + self.num_groups - smallest)
             size = smallest + increment * -(-excess // increment)
-            with _STATE_LOCK:
-                self._state.draws += 1
+            self._state.count_draw()
             return _pad(indices, size, marks=group + 1)
 
         return self._begin_iteration, draw, None
 
     def _begin_iteration(self):
-        """Returns what makes this iteration's draws differ from all others, and its offset."""
-        with _STATE_LOCK:
-            state = self._state
-            state.iterations += 1
-            if self.seed is not None or state.shared or state.numbered:
-                return np.asarray([state.iterations - 1, state.offset], dtype=np.int64)
-        return np.asarray([*(secrets.randbits(32) for _ in range(4)), 0], dtype=np.int64)
+        return self._state.begin_iteration(self.seed is not None)
 
     def _groups(self):
         return [None]
@@ -377,7 +326,7 @@ class CyclicPoissonSampling(Sampling):
     seed: int | None = None
 
     def _groups(self):
-        with _STATE_LOCK:
+        with self._state.lock:
             if self._state.groups is None:
                 rng = self._generator(_ASSIGNMENT_STREAM)
                 group_of = rng.integers(self.num_groups, size=self.num_examples)
@@ -440,8 +389,7 @@ class ShuffledEpochs(Sampling):
             return rng.permutation(self.num_examples)
 
         def draw(order, step):
-            with _STATE_LOCK:
-                self._state.draws += 1
+            self._state.count_draw()
             return _pad(order[int(step) * size : (int(step) + 1) * size], rows, marks=0)
 
         return begin, draw, rows
@@ -458,28 +406,3 @@ def _pad(indices, size, marks):
     weights[size - marks :] = -0.0
     # `np.resize` repeats the rows drawn; without any, it gives row 0.
     return np.resize(indices, size).astype(np.int64), weights
-
-
-def _join_workers(sampling):
-    """Makes all workers of the cluster draw alike, and returns the number of replicas."""
-    strategy, workers = tf.distribute.get_strategy(), multi_worker.count_workers()
-    if not multi_worker.has_several_workers(strategy):
-        if workers > 1:
-            raise SamplingError(
-                f"The cluster has {workers} workers, and each would draw batches of its own: one "
-                "example could enter a step several times. Call `dataset` on every worker within "
-                "the `scope()` of a `tf.distribute.MultiWorkerMirroredStrategy`. Received: "
-                f"{sampling!r}, current strategy {type(strategy).__name__}."
-            )
-        return strategy.num_replicas_in_sync
-    facts = {name: getattr(sampling, name) for name in ("num_examples", "expected_batch_size")}
-    facts.update(sampling=type(sampling).__name__, num_groups=sampling.num_groups)
-    multi_worker.check_same(strategy, facts, {"seed": sampling.seed}, SamplingError)
-    state = sampling._state
-    if not state.shared:
-        words = [state.entropy >> shift & 0xFFFFFFFF for shift in range(0, 128, 32)]
-        *words, assignment = multi_worker.values_of_chief(strategy, [*words, state.assignment])
-        if sampling.seed is None:
-            state.entropy = sum(word << 32 * i for i, word in enumerate(words))
-        state.assignment, state.shared = assignment, True
-    return strategy.num_replicas_in_sync

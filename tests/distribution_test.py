@@ -20,6 +20,7 @@ from dice_tf.errors import DistributionError, GradientEngineError
 from dice_tf.optimizers import DiceSGDOptimizer
 
 TESTS = pathlib.Path(__file__).parent
+QUIET_ON_CPU = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def seen():
     path = os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
     process = subprocess.run(
         [sys.executable, str(TESTS / "replica_scenarios.py")],
-        env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "-1"},
+        env={**os.environ, "PYTHONPATH": path, **QUIET_ON_CPU},
         capture_output=True,
         text=True,
         check=False,

@@ -36,6 +36,7 @@ def start(config, folder):
         **os.environ,
         "PYTHONPATH": path,
         "CUDA_VISIBLE_DEVICES": "-1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
         "TMPDIR": str(folder),
         "PYTHONDONTWRITEBYTECODE": "1",
     }

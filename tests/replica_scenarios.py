@@ -7,20 +7,17 @@ It prints one line of JSON: a dictionary from scenario to what was seen.
 """
 
 import json
-import os
 import sys
 import traceback
 import warnings
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+import keras
+import numpy as np
+from softmax_regression import BATCH, CLASSES, FEATURES, flat, make_model
+import tensorflow as tf
 
-import keras  # noqa: E402
-import numpy as np  # noqa: E402
-from softmax_regression import BATCH, CLASSES, FEATURES, flat, make_model  # noqa: E402
-import tensorflow as tf  # noqa: E402
-
-import dice_tf  # noqa: E402
-from dice_tf import provenance  # noqa: E402
+import dice_tf
+from dice_tf import provenance
 
 # The last of six batches has one example: uneven for 2 replicas, and 3 of 4 get nothing.
 ROWS = 5 * BATCH + 1

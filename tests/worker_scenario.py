@@ -5,13 +5,11 @@
 import json
 import os
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+import numpy as np
+from softmax_regression import BATCH, flat, make_model, make_problem
+import tensorflow as tf
 
-import numpy as np  # noqa: E402
-from softmax_regression import BATCH, flat, make_model, make_problem  # noqa: E402
-import tensorflow as tf  # noqa: E402
-
-import dice_tf  # noqa: E402
+import dice_tf
 
 X, Y = make_problem()
 
