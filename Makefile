@@ -7,6 +7,11 @@
 #   make benchmark                     measures what privacy costs, in half an hour
 #   make bazel-test                    builds everything and runs the fast tests with Bazel
 #   make lint                          checks the format of the BUILD files
+#   make docs                          makes a site of the documentation in out/docs
+#   make dist                          builds the wheel and the source distribution in out/dist
+#   make test-dist                     installs them in a clean environment and trains there
+#   make test-matrix                   runs the tests with the lowest and the newest TensorFlow
+#                                      and Keras that setup.py admits
 #   make clean                         removes .venv and everything that was built
 #
 # The first run creates .venv and installs dice_tf there; later runs reuse it.
@@ -23,6 +28,8 @@ OUTPUT ?= out/demo/$(DATASET)
 FLAGS ?=
 WORKERS ?= 2
 PYTEST_ARGS ?=
+# Requirements beyond those of setup.py.
+VERSIONS ?=
 
 # dice_tf is for this backend; a user's keras.json may name another.
 export KERAS_BACKEND = tensorflow
@@ -30,14 +37,14 @@ export KERAS_BACKEND = tensorflow
 export TF_CPP_MIN_LOG_LEVEL ?= 1
 
 .NOTPARALLEL:
-.PHONY: help demo benchmark test lint bazel-test clean
+.PHONY: help demo benchmark test lint docs dist test-dist test-matrix bazel-test clean
 
 help:
-	@sed -n '/^#   make/s/^#  //p' Makefile
+	@sed -n '/^#   /s/^#  //p' Makefile
 
 # Without a GPU, TensorFlow logs that as an error; real ones are raised anyway.
 demo: export TF_CPP_MIN_LOG_LEVEL = 3
-demo: $(VENV)/examples.stamp
+demo: $(VENV)/demo.stamp
 	$(VENV_PYTHON) examples/train_image_classifier.py \
 	    --dataset=$(DATASET) --output_dir=$(OUTPUT) $(FLAGS)
 
@@ -46,7 +53,11 @@ benchmark: $(VENV)/benchmarks.stamp
 	$(VENV_PYTHON) benchmarks/benchmark.py $(FLAGS)
 	$(VENV_PYTHON) benchmarks/noise.py
 
+SHOW_VERSIONS := import sys; from importlib.metadata import version; print("Python", \
+    sys.version.split()[0], *(f"{name} {version(name)}" for name in ("tensorflow", "keras")))
+
 test: $(VENV)/test.stamp
+	@$(VENV_PYTHON) -c '$(SHOW_VERSIONS)'
 	$(VENV_PYTHON) -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 # The tests find TensorFlow in .venv, through PATH: Bazel itself fetches nothing.
@@ -73,6 +84,46 @@ $(BUILDIFIER):
 	npm install --prefix out/node --no-save --no-audit --no-fund --ignore-scripts \
 	    $(BUILDIFIER_PACKAGE)
 
+# From scratch, so that every warning shows, and every warning is an error.
+docs: export TF_CPP_MIN_LOG_LEVEL = 3
+docs: $(VENV)/docs.stamp
+	rm -rf out/docs
+	$(VENV_PYTHON) -m sphinx -q -W --keep-going -c docs -b html -d out/doctrees . out/docs
+	@echo "docs: open out/docs/index.html"
+
+# The wheel is built from the source distribution, so nothing it needs is missing there.
+dist:
+	$(MAKE) VENV=out/build_env out/build_env/created.stamp
+	out/build_env/bin/python -m pip install --quiet --disable-pip-version-check build
+	rm -rf out/dist
+	out/build_env/bin/python -m build --outdir out/dist
+	@ls out/dist
+
+# Away from this folder, whose dice_tf would be imported in place of the installed one.
+SMOKE := cd out/clean_env && bin/python ../../tests/installed_smoke.py
+
+test-dist: export TF_CPP_MIN_LOG_LEVEL = 3
+test-dist: dist
+	rm -rf out/clean_env
+	$(MAKE) VENV=out/clean_env out/clean_env/created.stamp
+	out/clean_env/bin/python -m pip install --quiet --disable-pip-version-check out/dist/*.whl
+	$(SMOKE)
+	out/clean_env/bin/python -m pip install --quiet --disable-pip-version-check \
+	    --no-deps --force-reinstall out/dist/*.tar.gz
+	$(SMOKE)
+
+# The lowest versions follow from setup.py. No TensorFlow 2.16 is made for Python 3.13.
+LOWEST = $(shell sed -nE "s/^ *\"(tensorflow|keras)>=([0-9.]+),.*/'\1==\2.*'/p" setup.py)
+LOWEST_PYTHON ?= python3.10 python3.11 python3.12
+NEWEST_PYTHON ?= python3.13 python3.12 python3.11 python3.10
+
+# Both run, whatever the first one says.
+test-matrix:
+	@failed=0; \
+	$(MAKE) test VENV=out/lowest PYTHON="$(LOWEST_PYTHON)" VERSIONS="$(LOWEST)" || failed=1; \
+	$(MAKE) test VENV=out/newest PYTHON="$(NEWEST_PYTHON)" VERSIONS= || failed=1; \
+	exit $$failed
+
 clean:
 	rm -rf $(VENV) out *.egg-info
 
@@ -82,15 +133,16 @@ clean:
 # there is younger than its stamp.
 PACKAGING := setup.py pyproject.toml dice_tf/version.py
 
-$(VENV)/examples.stamp: EXTRAS = examples
-$(VENV)/test.stamp: EXTRAS = test,examples
+$(VENV)/demo.stamp: EXTRAS = demo
+$(VENV)/test.stamp: EXTRAS = test
 $(VENV)/benchmarks.stamp: EXTRAS = benchmarks
-$(VENV)/test.stamp: ALSO = $(VENV)/examples.stamp
-$(VENV)/examples.stamp $(VENV)/test.stamp $(VENV)/benchmarks.stamp: \
+$(VENV)/docs.stamp: EXTRAS = docs
+$(VENV)/test.stamp: ALSO = $(VENV)/demo.stamp
+$(VENV)/demo.stamp $(VENV)/test.stamp $(VENV)/benchmarks.stamp $(VENV)/docs.stamp: \
     $(VENV)/created.stamp $(PACKAGING)
 	@echo "Installing dice_tf [$(EXTRAS)] into $(VENV)."
 	@echo "TensorFlow is a download of several hundred MB: a few minutes, once."
-	$(VENV_PYTHON) -m pip install --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	$(VENV_PYTHON) -m pip install --disable-pip-version-check --editable '.[$(EXTRAS)]' $(VERSIONS)
 	@touch $@ $(ALSO)
 
 # Newest last: the stacks behind TensorFlow reach a new Python late, and

@@ -47,11 +47,25 @@ INSTALL_REQUIRES = [
     'tensorflow-privacy==0.9.0; python_version < "3.12"',
 ]
 
-EXAMPLES = [
+DEMO = [
     # The plots of accuracy, epsilon and clipping bias.
     "matplotlib>=3.8",
     # The digits images, which ship inside the wheel: a demo without download.
     "scikit-learn>=1.3",
+]
+
+EXAMPLES = DEMO + [
+    # The vision transformer and the text models; 0.21 is the oldest release whose ViT
+    # passes the tests.
+    "keras-hub>=0.21,<1",
+    # Scores generated texts: BLEU.
+    "sacrebleu>=2.4",
+    # The same: NIST and METEOR.
+    "nltk>=3.9",
+    # The same: ROUGE-L.
+    "rouge-score>=0.1.2",
+    # The same: CIDEr.
+    "pycocoevalcap>=1.2",
 ]
 
 TEST = EXAMPLES + [
@@ -63,10 +77,21 @@ TEST = EXAMPLES + [
     "hypothesis>=6.100",
     # Reads weight files, to see that nothing private is in them; Keras writes them with it.
     "h5py>=3.8",
+    # Reads CITATION.cff.
+    "pyyaml>=6",
     # Its errors stand in for a machine without network.
     "requests>=2.19",
     # Runs the Keras 2 optimizers of tensorflow-privacy, the test oracle.
     'tf-keras>=2.16; python_version < "3.12"',
+]
+
+DOCS = [
+    # Makes the site. 7.4 needs packaging 23, which tensorflow-privacy 0.9 does not permit.
+    "sphinx>=7.3,<7.4",
+    # Reads the Markdown pages; 5 needs Sphinx 8.
+    "myst-parser>=4,<5",
+    # The look of the site; its releases are named after years.
+    "furo>=2024.8,<2026",
 ]
 
 setuptools.setup(
@@ -86,11 +111,13 @@ setuptools.setup(
     package_data={"dice_tf": ["py.typed"]},
     install_requires=INSTALL_REQUIRES,
     extras_require={
+        "demo": DEMO,
         "examples": EXAMPLES,
         "test": TEST,
         # The benchmarks measure dice_tf against what is already installed and
         # draw their results.
-        "benchmarks": EXAMPLES,
+        "benchmarks": DEMO,
+        "docs": DOCS,
     },
     zip_safe=False,
     classifiers=[

@@ -68,10 +68,28 @@ def exchange(workers, floats, rounds):
     return max(result["milliseconds"] for result in results)
 
 
-def main(argv):
-    """Prints both tables."""
-    del argv
-    values = flags.FLAGS
+def fit_network(measured):
+    """Returns latency and bandwidth of the ring that explains sums over 2 workers.
+
+    Args:
+        measured: Dict from (workers, floats) to milliseconds, with the smallest and the
+            largest of `FLOATS` for 2 workers.
+
+    Returns:
+        Pair: milliseconds per message (at least 0), and bytes per millisecond.
+    """
+    small, large = FLOATS[0], FLOATS[-1]
+    slope = (measured[2, large] - measured[2, small]) / (large - small)
+    bandwidth = 4 / slope
+    return max(0.0, measured[2, small] / 2 - 2 * small / bandwidth), bandwidth
+
+
+def run(values):
+    """Prints both tables.
+
+    Args:
+        values: Parsed flags.
+    """
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
     print("| model | batch | replicas | SGD, ms | DiceSGD, ms | ratio | range |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
@@ -94,11 +112,7 @@ def main(argv):
             )
     print("\n| floats | workers | measured, ms | model, ms |\n| --- | --- | --- | --- |")
     measured = {(w, f): exchange(w, f, 20) for w in WORKERS for f in FLOATS}
-    # Two workers fix latency and bandwidth; four are predicted.
-    small, large = FLOATS[0], FLOATS[-1]
-    slope = (measured[2, large] - measured[2, small]) / (large - small)
-    bandwidth = 4 / slope
-    latency = max(0.0, measured[2, small] / 2 - 2 * small / bandwidth)
+    latency, bandwidth = fit_network(measured)  # The rows of 4 workers are predictions.
     for (workers, floats), milliseconds in measured.items():
         predicted = ring_milliseconds(workers, floats, latency, bandwidth)
         print(f"| {floats} | {workers} | {milliseconds:.2f} | {predicted:.2f} |")
@@ -106,7 +120,20 @@ def main(argv):
           f"{bandwidth / 1e6:.2f} GB/s.")  # fmt: skip
 
 
+def define_flags(flag_values):
+    """Defines the flags of this script."""
+    options = {"flag_values": flag_values}
+    text = "Turns of the private and the plain model."
+    flags.DEFINE_integer("rounds", 5, text, lower_bound=1, **options)
+    flags.DEFINE_float("seconds", 1.0, "Aimed length of a turn.", lower_bound=0, **options)
+
+
+def main(argv):
+    """Runs the script with the flags of the command line."""
+    del argv
+    run(flags.FLAGS)
+
+
 if __name__ == "__main__":
-    flags.DEFINE_integer("rounds", 5, "Turns of the private and the plain model.", lower_bound=1)
-    flags.DEFINE_float("seconds", 1.0, "Aimed length of a turn.", lower_bound=0)
+    define_flags(flags.FLAGS)
     app.run(main)

@@ -11,13 +11,14 @@ Keras' own.
 """
 
 import functools
+import inspect
 import itertools
 import threading
 
 import keras
 import tensorflow as tf
 
-from dice_tf import distribution, multi_worker, precision
+from dice_tf import distribution, multi_worker, precision, shared_backups
 from dice_tf.errors import OptimizerArgumentError
 from dice_tf.training import check_gradients, is_private, private_train_step
 
@@ -73,6 +74,10 @@ def _fit(stock_fit):
         if _has_private_optimizer(self):
             multi_worker.check_training_data(self, x)
             multi_worker.check_workers_agree(self)
+            given = inspect.signature(stock_fit).bind(self, x, *args, **kwargs).arguments
+            callbacks = shared_backups.share_backups(self, given.get("callbacks"))
+            if callbacks is not given.get("callbacks"):
+                return stock_fit(**{**given, "callbacks": callbacks})
         return stock_fit(self, x, *args, **kwargs)
 
     return fit

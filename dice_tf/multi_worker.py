@@ -18,9 +18,9 @@ import tensorflow as tf
 
 from dice_tf.errors import DistributionError, SamplingError
 
-# The versions of Keras, first included and last excluded, whose `fit` was seen to fail with
-# several workers for any optimizer, and to work with what this module does about it.
-REPAIRED_KERAS = ((3, 15), (3, 16))
+# The versions of Keras, first included and last excluded, whose `fit` fails with several workers
+# for any optimizer, and works with what this module does about it: 3.12 and 3.15 were tried.
+REPAIRED_KERAS = ((3, 12), (3, 16))
 
 _agreed = weakref.WeakSet()
 
@@ -51,19 +51,29 @@ def has_several_workers(strategy):
     return count_workers(strategy.cluster_resolver) > 1
 
 
+def is_first(resolver):
+    """Whether this process is the first worker, from which variables start.
+
+    Args:
+        resolver: A cluster resolver.
+    """
+    has_chief = "chief" in resolver.cluster_spec().jobs
+    return resolver.task_id == 0 and resolver.task_type == ("chief" if has_chief else "worker")
+
+
 def values_of_chief(strategy, values):
     """Returns the first worker's values, on every worker.
 
     Args:
         strategy: Strategy of several workers, all of which make this call.
-        values: List of ints that fit into 63 bits, as many on every worker.
+        values: Int64 array, or list of ints that fit, of the same shape on every worker.
 
     Returns:
-        List of ints.
+        Int64 array.
     """
     with strategy.scope():
         # The strategy starts every variable from the value of its first worker.
-        return tf.Variable(np.asarray(values, np.int64), trainable=False).numpy().tolist()
+        return tf.Variable(np.asarray(values, np.int64), trainable=False).numpy()
 
 
 def check_same(strategy, facts, secrets, error):
@@ -109,10 +119,13 @@ def check_workers_agree(model):
     del config["name"]  # Counted up in each process.
     shapes = [tuple(variable.shape) for variable in model.trainable_variables]
     with strategy.scope():
-        key = optimizer._private.noise_key.read().numpy().tolist()
+        private = optimizer._private
+        key = private.noise_key.read().numpy().tolist()
+        # Zeros, unless private checkpoints are written: then what decides the draws.
+        sampler = private.sampler.numpy().tolist() if optimizer.built else None
         steps = int(optimizer.iterations.numpy())
     facts = {**config, "trainable_variables": shapes, "iterations": steps}
-    check_same(strategy, facts, {"noise_key": key}, DistributionError)
+    check_same(strategy, facts, {"noise_key": key, "sampler": sampler}, DistributionError)
     _agreed.add(optimizer)
 
 
@@ -124,6 +137,9 @@ def agreed(model):
 def check_training_data(model, x):
     """Refuses data of which several workers may each take more than their share.
 
+    Also makes the samplers of all workers begin at the same place: how far a run before
+    this one prefetched, and so began passes over the data, was up to each worker.
+
     Args:
         model: Compiled Keras model with a private optimizer.
         x: What `fit` received as `x`.
@@ -131,13 +147,20 @@ def check_training_data(model, x):
     Raises:
         SamplingError: If there are several workers, and `x` is not from a sampler.
     """
-    if has_several_workers(model.distribute_strategy) and not _is_from_sampler(x):
+    strategy = model.distribute_strategy
+    if not has_several_workers(strategy):
+        return
+    samplings = _samplings(x)
+    if not samplings:
         raise SamplingError(
             "With several workers each must take its share of the same batch, and shuffling or "
             "sharding on their own could show an example to several of them. Pass `fit` the data "
             "set of a sampler, made within `strategy.scope()`: for data in any order "
             f"`ShuffledEpochs(num_examples, batch_size).dataset(x, y)`. Received: x={type(x)}."
         )
+    for sampling in samplings:
+        state = sampling._state
+        state.iterations = int(values_of_chief(strategy, [state.iterations])[0])
 
 
 def join_workers(sampling):
@@ -168,23 +191,25 @@ def join_workers(sampling):
     state = sampling._state
     if not state.shared:
         words = [state.entropy >> shift & 0xFFFFFFFF for shift in range(0, 128, 32)]
-        *words, assignment = values_of_chief(strategy, [*words, state.assignment])
+        *words, assignment = values_of_chief(strategy, [*words, state.assignment]).tolist()
         if sampling.seed is None:
             state.entropy = sum(word << 32 * i for i, word in enumerate(words))
         state.assignment, state.shared = assignment, True
     return strategy.num_replicas_in_sync
 
 
-def mark_as_sampled(dataset):
-    """Marks a data set as one whose batches are the same on every worker."""
-    dataset.is_the_same_on_every_worker = True
+def mark_as_sampled(dataset, sampling):
+    """Marks a data set as one whose batches are the same on every worker, drawn by `sampling`."""
+    dataset.sampling_of_every_worker = sampling
 
 
-def _is_from_sampler(dataset):
-    if hasattr(dataset, "is_the_same_on_every_worker"):
-        return True
+def _samplings(dataset):
+    """Returns the sampling objects behind a data set; none if some of it is not from one."""
+    if hasattr(dataset, "sampling_of_every_worker"):
+        return [dataset.sampling_of_every_worker]
     inputs = dataset._inputs() if isinstance(dataset, tf.data.Dataset) else []
-    return bool(inputs) and all(_is_from_sampler(parent) for parent in inputs)
+    found = [_samplings(parent) for parent in inputs]
+    return sum(found, []) if all(found) else []
 
 
 def with_vector_logs(model, step_function):

@@ -212,7 +212,7 @@ class Sampling:
 
         start = lambda _: tf.ensure_shape(tf.numpy_function(begin, [], tf.int64), [None])
         data = tf.data.Dataset.range(1).map(start).flat_map(batches)
-        multi_worker.mark_as_sampled(data)
+        multi_worker.mark_as_sampled(data, self)
         return data.apply(tf.data.experimental.assert_cardinality(self.steps_per_epoch)).prefetch(2)
 
     def _plan(self, planned_steps, replicas=1):

@@ -14,11 +14,11 @@ number of groups, and noise is the standard deviation on the sum of gradients, o
 """
 
 import math
-import pathlib
 from typing import NamedTuple
 import warnings
 
-from absl import app, flags
+from absl import app
+from figure_style import BLUE, GREEN, GREY, ORANGE, RED, markdown, style, write
 from matplotlib.figure import Figure
 import numpy as np
 from scipy import interpolate, stats
@@ -30,9 +30,6 @@ from dice_tf.mechanism import DiceMechanism
 from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, ShuffledEpochs
 
 FIGURES = ("influence.png", "noise_ratio.png", "counterexample.png")
-
-# Okabe and Ito's palette, which readers with colour vision deficiencies can tell apart.
-BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#555555"
 
 
 class Run(NamedTuple):
@@ -367,21 +364,6 @@ def plot_counterexample(path):
     figure.savefig(path, dpi=110)
 
 
-def markdown(heads, rows):
-    """Returns a Markdown table."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
-
-
-def style(*panels):
-    """Gives axes a light grid and no box."""
-    for axes in panels:
-        axes.grid(alpha=0.3)
-        axes.set_axisbelow(True)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-
-
 # Name of the place in privacy.md, and what makes the table there.
 TABLES = {
     "forms": forms_table,
@@ -392,10 +374,6 @@ TABLES = {
 }
 PLOTS = dict(zip(FIGURES, (plot_influence, plot_noise_ratio, plot_counterexample)))
 
-_OUTPUT_DIR = flags.DEFINE_string(
-    "output_dir", str(pathlib.Path(__file__).parent / "figures"), "Folder for the figures."
-)
-
 
 def main(argv):
     """Prints the tables and draws the figures."""
@@ -404,13 +382,7 @@ def main(argv):
     # One row has an epsilon of millions: no loss distribution, no order for that.
     for message in ('accountant="pld"', "The best Renyi order"):
         warnings.filterwarnings("ignore", message=message)
-    folder = pathlib.Path(_OUTPUT_DIR.value)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, plot in PLOTS.items():
-        plot(folder / name)
-        print(f"wrote {folder / name}", flush=True)
-    for name, table in TABLES.items():
-        print(f"\n<!-- table: {name} -->\n{table()}", flush=True)
+    write(PLOTS, TABLES)
 
 
 if __name__ == "__main__":

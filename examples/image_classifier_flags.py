@@ -1,10 +1,11 @@
 # Copyright 2026 The dice_tf Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of `train_image_classifier.py`, and their defaults for each data set."""
+"""Flags of `train_image_classifier.py`, and their defaults for each data set and model."""
 
 from typing import NamedTuple
 
 from absl import app, flags
+import image_models
 
 import dice_tf
 
@@ -22,7 +23,7 @@ SAMPLINGS = ("cyclic", "poisson", "shuffled")
 
 
 class Defaults(NamedTuple):
-    """Values of the flags that depend on the data set."""
+    """Values of the flags that depend on the data set and the model."""
 
     epsilon: float
     delta: float
@@ -31,6 +32,8 @@ class Defaults(NamedTuple):
     epochs: int
     learning_rate: float
     momentum: float
+    rescale_to_unit_norm: bool = False
+    chunk_size: int | None = None
 
 
 # Found on held-out training images: digits by five-fold cross-validation over models
@@ -45,6 +48,15 @@ DEFAULTS = {
     "cifar100": Defaults(7.5, 1e-5, 0.1, 2048, 30, 2.0, 0.9),
 }
 
+# The setting of the paper's image experiments (Zhang et al., ICLR 2024): 3 epochs of batches of
+# 1000 at (2, 1e-5), and the step size of its ablation, in units of the threshold. Threshold
+# and step size are a starting point that was not searched. The chunks bound memory only.
+_PAPER = Defaults(2.0, 1e-5, 1.0, 1000, 3, 0.05, 0.0, rescale_to_unit_norm=True, chunk_size=100)
+VIT_DEFAULTS = {**DEFAULTS, "cifar10": _PAPER, "cifar100": _PAPER}
+MODEL_DEFAULTS = {"cnn": DEFAULTS, "vit": VIT_DEFAULTS}
+# The smallest transformer pretrained on ImageNet alone that keras-hub has.
+DEFAULT_PRESET = "vit_base_patch16_224_imagenet"
+
 
 class Settings(NamedTuple):
     """The flags of one run, with the defaults of its data set filled in.
@@ -54,6 +66,8 @@ class Settings(NamedTuple):
     """
 
     dataset: str
+    model: str
+    preset: str | None
     optimizer: str
     epsilon: float | None
     noise_multiplier: float | None
@@ -64,6 +78,8 @@ class Settings(NamedTuple):
     epochs: int
     learning_rate: float
     momentum: float
+    rescale_to_unit_norm: bool
+    chunk_size: int | None
     sampling: str
     num_groups: int
     seed: int | None
@@ -82,6 +98,21 @@ def define_flags(flag_values):
     options = {"flag_values": flag_values}
     flags.DEFINE_enum("dataset", "digits", list(DEFAULTS), "Data set.", **options)
     flags.DEFINE_enum(
+        "model",
+        "cnn",
+        list(MODEL_DEFAULTS),
+        "A small convolutional network, or keras-hub's vision transformer.",
+        **options,
+    )
+    flags.DEFINE_string(
+        "preset",
+        None,
+        "Weights that --model=vit starts from: a preset of keras_hub.models.ViTBackbone, which is "
+        f"downloaded, a folder that holds one, or {image_models.RANDOM} for a small transformer "
+        f"with random weights. Default: {DEFAULT_PRESET}.",
+        **options,
+    )
+    flags.DEFINE_enum(
         "optimizer",
         "dice_sgd",
         [*PRIVATE_OPTIMIZERS, NON_PRIVATE],
@@ -96,8 +127,16 @@ def define_flags(flag_values):
         ("epochs", flags.DEFINE_integer, "Number of epochs."),
         ("learning_rate", flags.DEFINE_float, "Learning rate."),
         ("momentum", flags.DEFINE_float, "Momentum."),
+        (
+            "rescale_to_unit_norm",
+            flags.DEFINE_boolean,
+            "Divides the noised direction by l2_norm_clip, so that the learning rate hardly "
+            "depends on it. Post-processing: epsilon stays.",
+        ),
+        ("chunk_size", flags.DEFINE_integer, "Examples at once. Bounds memory, changes no result."),
     ):
-        define(name, None, f"{text} Default: depends on the data set, see DEFAULTS.", **options)
+        text += " Default: depends on the data set and the model, see MODEL_DEFAULTS."
+        define(name, None, text, **options)
     flags.DEFINE_float(
         "noise_multiplier",
         None,
@@ -156,16 +195,25 @@ def settings_from(flag_values):
     """
     _check(flag_values)
     values = {name: getattr(flag_values, name) for name in Settings._fields}
-    default = DEFAULTS[flag_values.dataset]._asdict()
+    default = MODEL_DEFAULTS[flag_values.model][flag_values.dataset]._asdict()
     feedback = flag_values.optimizer not in WITHOUT_FEEDBACK
+    if flag_values.rescale_to_unit_norm not in (None, default["rescale_to_unit_norm"]):
+        # The same steps at the default threshold.
+        unit = default["l2_norm_clip"]
+        default["learning_rate"] *= unit if flag_values.rescale_to_unit_norm else 1 / unit
+        default["rescale_to_unit_norm"] = flag_values.rescale_to_unit_norm
     if not feedback:
         # DiceSGD passes on C1 + C2 of every gradient. So does DP-SGD, with twice the threshold.
         default["l2_norm_clip"] *= 2
+        if default["rescale_to_unit_norm"]:
+            default["learning_rate"] *= 2
     if flag_values.optimizer == NON_PRIVATE:
         default["learning_rate"] = NON_PRIVATE_LEARNING_RATE
     if flag_values.noise_multiplier is not None:
         del default["epsilon"]
     default["sampling"] = "cyclic" if feedback else "poisson"
+    if flag_values.model == "vit":
+        default["preset"] = DEFAULT_PRESET
     for name, value in default.items():
         values[name] = value if values[name] is None else values[name]
     if values["error_norm_clip"] is None:
@@ -175,6 +223,11 @@ def settings_from(flag_values):
 
 def _check(flag_values):
     given = lambda name: getattr(flag_values, name) is not None
+    if given("preset") and flag_values.model != "vit":
+        raise app.UsageError(
+            f"--preset={flag_values.preset} is for --model=vit. Received: "
+            f"--model={flag_values.model}. Add --model=vit, or leave --preset out."
+        )
     if given("epsilon") and given("noise_multiplier"):
         raise app.UsageError(
             "--epsilon and --noise_multiplier exclude each other: the first computes the noise, "
@@ -187,7 +240,8 @@ def _check(flag_values):
             f"--error_norm_clip={flag_values.error_norm_clip}. Use --optimizer=dice_sgd."
         )
     if flag_values.optimizer == NON_PRIVATE:
-        private = ("epsilon", "noise_multiplier", "delta", "l2_norm_clip", "error_norm_clip")
+        private = ("epsilon", "noise_multiplier", "delta", "l2_norm_clip", "error_norm_clip",
+                   "rescale_to_unit_norm", "chunk_size")  # fmt: skip
         extra = [f"--{name}" for name in private if given(name)]
         if extra:
             raise app.UsageError(

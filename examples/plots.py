@@ -3,6 +3,8 @@
 """Plots of the examples, drawn without a display."""
 
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+import numpy as np
 
 # Okabe and Ito's palette, which readers with colour vision deficiencies can tell apart.
 BLUE, ORANGE, GREEN, RED = "#0072b2", "#e69f00", "#009e73", "#d55e00"
@@ -66,6 +68,81 @@ def plot_trajectories(path, trajectories, optimum, title, ylabel):
     _style(axes, title, "optimizer steps", ylabel)
     axes.set_xlim(0, max(len(values) for values in trajectories.values()) - 1)
     axes.legend(framealpha=0.95)
+    figure.savefig(path, dpi=150)
+
+
+def plot_heat_map(path, values, columns, rows, *, xlabel, ylabel, title, value_label):
+    """Draws a table of numbers as colours, with the numbers in it and the largest framed.
+
+    All that is more than 30 below the largest has the darkest colour.
+
+    Args:
+        path: Path of the PNG file.
+        values: List of rows of floats, the first row at the bottom.
+        columns: Labels of the columns.
+        rows: Labels of the rows.
+        xlabel: Label of the horizontal axis.
+        ylabel: Label of the vertical axis.
+        title: Title of the figure.
+        value_label: Label of the colours.
+    """
+    values = np.asarray(values, dtype=float)
+    width, height = 2.6 + 0.75 * len(columns), 1.6 + 0.55 * len(rows)
+    figure = Figure(figsize=(max(width, 6.0), max(height, 3.4)), layout="constrained")
+    axes = figure.subplots()
+    largest = values.max()
+    lowest = max(values.min(), largest - 30)
+    # Light where much is right, so that the eye goes there; readable in grey, too.
+    image = axes.imshow(
+        values, cmap="cividis", origin="lower", aspect="auto", vmin=lowest, vmax=largest
+    )
+    for (row, column), value in np.ndenumerate(values):
+        color = "black" if value > (lowest + largest) / 2 else "white"
+        weight = "bold" if value == largest else "normal"
+        centred = {"ha": "center", "va": "center"}
+        axes.text(column, row, f"{value:.1f}", color=color, fontweight=weight, **centred)
+        if value == largest:
+            frame = {"fill": False, "edgecolor": RED, "linewidth": 2.5}
+            axes.add_patch(Rectangle((column - 0.47, row - 0.47), 0.94, 0.94, **frame))
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.tick_params(length=0)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    axes.set_title(title)
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    figure.colorbar(image, label=value_label, extend="min" if lowest > values.min() else "neither")
+    figure.savefig(path, dpi=150)
+
+
+def plot_comparison(path, summaries, methods, title, ylabel):
+    """Draws, per epsilon, every method's scores, their mean and its 95 % interval.
+
+    Args:
+        path: Path of the PNG file.
+        summaries: List of `compare.Summary`.
+        methods: Names of the methods.
+        title: Title of the figure.
+        ylabel: Text, what was scored.
+    """
+    figure = Figure(figsize=(6.5, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for place, summary in enumerate(summaries):
+        for i, (method, color, marker) in enumerate(
+            zip(methods, (ORANGE, BLUE), "so", strict=True)
+        ):
+            x = place + 0.24 * (i - 0.5)
+            mean, half = summary.intervals[method]
+            scores = [100 * score for score in summary.scores[method]]
+            axes.plot([x - 0.07] * len(scores), scores, ".", color=color, alpha=0.5, markersize=5)
+            axes.errorbar(x, 100 * mean, yerr=100 * half, color=color, marker=marker, capsize=4,
+                          markersize=6, label=None if place else method)  # fmt: skip
+    ticks = [f"{s.target_epsilon:g}\n{s.verdict}" for s in summaries]
+    axes.set_xticks(range(len(summaries)), ticks)
+    axes.set_xlim(-0.6, len(summaries) - 0.4)
+    _style(axes, title, "privacy budget $\\varepsilon$", f"{ylabel} in %")
+    axes.legend(loc="lower right", framealpha=0.95)
     figure.savefig(path, dpi=150)
 
 

@@ -1,8 +1,10 @@
 # Copyright 2026 The dice_tf Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trains until it is killed: runs that `resume_test.py` kills with SIGKILL and starts again.
+"""Trains until it is killed: runs that tests kill with SIGKILL and start again.
 
 python tests/killed_run.py --rounds=20    # 20 runs killed at random steps, about a minute each
+
+With `TF_CONFIG` a process is one of several workers (`killed_workers_test.py`).
 """
 
 import argparse
@@ -25,43 +27,50 @@ def train(folder, save_errors):
     sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
     import keras
     import numpy as np
+    import tensorflow as tf
 
     import dice_tf
 
     warnings.simplefilter("ignore")
+    several = bool(os.environ.get("TF_CONFIG"))
+    strategy = (
+        tf.distribute.MultiWorkerMirroredStrategy() if several else tf.distribute.get_strategy()
+    )
     keras.utils.set_random_seed(3)
     data = np.random.default_rng(0)
     x, y = data.normal(size=(240, 6)).astype("float32"), data.integers(0, 4, 240)
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4)])
-    optimizer = dice_tf.DiceAdamOptimizer(
-        0.1,
-        l2_norm_clip=0.5,
-        noise_multiplier=1.0,
-        expected_batch_size=12,
-        save_errors=save_errors,
-    )
-    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    sampling = dice_tf.CyclicPoissonSampling(240, 12)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4)])
+        optimizer = dice_tf.DiceAdamOptimizer(
+            0.1,
+            l2_norm_clip=0.5,
+            noise_multiplier=1.0,
+            expected_batch_size=12,
+            save_errors=save_errors,
+        )
+        model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        sampling = dice_tf.CyclicPoissonSampling(240, 12)
+        batches = sampling.dataset(x, y, epochs=EPOCHS)
     budget = dice_tf.EpsilonCallback(sampling, delta=1e-3)
     tell = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: print(int(optimizer.iterations), flush=True)
+        on_train_batch_end=lambda batch, logs: print(optimizer.iterations.numpy(), flush=True)
     )
     backup = keras.callbacks.BackupAndRestore(
         folder, double_checkpoint=True, delete_checkpoint=False
     )
     # The backup comes last: what it restores must reach the budget all the same.
-    model.fit(
-        sampling.dataset(x, y, epochs=EPOCHS), epochs=EPOCHS, verbose=0,
-        callbacks=[budget, tell, backup],
-    )  # fmt: skip
+    callbacks = [budget, tell, backup]
+    model.fit(batches, epochs=EPOCHS, verbose=0, callbacks=callbacks)
     result = {
         "weights": b"".join(v.numpy().tobytes() for v in model.weights).hex(),
-        "steps": int(optimizer.iterations),
+        "steps": int(optimizer.iterations.numpy()),
         "epsilon": budget.epsilon(),
         "assignment": sampling.assignment,
-        "draws": int(optimizer._private.noise_draws),
+        "draws": int(optimizer._private.noise_draws.numpy()),
     }
     print(json.dumps(result), flush=True)
+    if several:
+        os._exit(0)  # Without waiting for workers that may be gone.
 
 
 def start(folder, save_errors, kill_at=None):

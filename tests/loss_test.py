@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from dice_tf.errors import LossError
 from dice_tf.optimizers import DiceSGDOptimizer
-from dice_tf.per_example.loss import individual_losses, per_example_losses
+from dice_tf.per_example.loss import check_losses, individual_losses, per_example_losses
 from dice_tf.training import private_train_step
 
 BATCH = 5
@@ -103,6 +103,24 @@ def test_weights_per_time_step():
     values = per_example_losses(model, x, y, y_pred, weight)
     expected = np.mean(np.mean(y_pred.numpy() ** 2, -1) * weight.numpy(), -1)
     np.testing.assert_allclose(values, expected, rtol=1e-6)
+
+
+def test_weights_per_example_of_a_loss_that_ignores_a_class():
+    loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=-1)
+    model = compiled(loss, shape=(4, 3))
+    x = tf.constant(RANDOM.uniform(size=(BATCH, 4, 3)), tf.float32)
+    y = np.repeat([[0, 1, 2, -1]], BATCH, axis=0)
+    y[2, 1:] = -1
+    weight = tf.constant(RANDOM.uniform(0.5, 2, BATCH), tf.float32)
+    spec = lambda t: keras.KerasTensor(t.shape, keras.backend.standardize_dtype(t.dtype))
+    y_pred = model(x)
+    check_losses(model, spec(y), spec(y_pred), spec(weight))
+    values = per_example_losses(model, x, tf.constant(y), y_pred, weight)
+    right = -np.log(np.take_along_axis(y_pred.numpy(), np.maximum(y, 0)[..., None], -1)[..., 0]
+                    / y_pred.numpy().sum(-1))  # fmt: skip
+    counts = y != -1
+    expected = weight * (right * counts).sum(1) / counts.sum(1)
+    np.testing.assert_allclose(values, expected, rtol=1e-5)
 
 
 def test_weights_with_too_many_dimensions_are_refused():

@@ -3,53 +3,17 @@
 """Two worker processes on loopback: one private run, or a refusal on both."""
 
 import json
-import os
-import pathlib
-import socket
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
 from softmax_regression import CLASSES
+import worker_processes
 
 from dice_tf import multi_worker
 
-TESTS = pathlib.Path(__file__).parent
+SCENARIO = ["worker_scenario.py"]
 WORKERS = 2
-
-
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for s in sockets:
-        s.bind(("127.0.0.1", 0))
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
-
-
-def start(config, folder):
-    path = os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
-    environment = {
-        **os.environ,
-        "PYTHONPATH": path,
-        "CUDA_VISIBLE_DEVICES": "-1",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-        "TMPDIR": str(folder),
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    environment.pop("TF_CONFIG", None)
-    if config is not None:
-        environment["TF_CONFIG"] = json.dumps(config)
-    return subprocess.Popen(
-        [sys.executable, str(TESTS / "worker_scenario.py")],
-        env=environment,
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
 
 
 def result_of(process):
@@ -70,11 +34,10 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="module")
 def seen(folders):
     """What `worker_scenario.py` saw, on each of the workers."""
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(WORKERS)]
-    cluster = {"worker": addresses}
+    configurations = worker_processes.task_configurations(WORKERS)
     processes = [
-        start({"cluster": cluster, "task": {"type": "worker", "index": i}}, folder)
-        for i, folder in enumerate(folders)
+        worker_processes.start(SCENARIO, configuration, folder)
+        for configuration, folder in zip(configurations, folders, strict=True)
     ]
     return [result_of(process) for process in processes]
 
@@ -82,7 +45,7 @@ def seen(folders):
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """What it saw in a process without a cluster."""
-    return result_of(start(None, tmp_path_factory.mktemp("alone")))
+    return result_of(worker_processes.start(SCENARIO, None, tmp_path_factory.mktemp("alone")))
 
 
 def test_two_workers_take_the_steps_of_one_process(seen, alone):
@@ -130,12 +93,19 @@ def test_workers_share_out_every_draw(seen, kind):
         assert sum(len(rows) for rows in drawn) > 15
 
 
+def test_workers_draw_alike_after_a_run_that_was_prefetched_differently(seen):
+    first, second = (result["second fit"] for result in seen)
+    assert first == second and len(first) == 3
+
+
 @pytest.mark.parametrize(
     "scenario, error, message",
     [
         ("other_noise", "DistributionError", "noise_multiplier"),
         ("other_size", "SamplingError", "num_examples"),
         ("other_seed", "SamplingError", "(secret)"),
+        ("other_draws", "DistributionError", "sampler='(secret)'"),
+        ("backup_in_scope", "DistributionError", "call `fit` outside"),
         ("arrays", "SamplingError", "ShuffledEpochs"),
         ("loop_before_comparison", "DistributionError", "check_gradients"),
     ],
@@ -147,7 +117,8 @@ def test_workers_that_differ_are_refused_before_the_first_step(seen, scenario, e
 
 
 def test_keras_is_repaired_only_where_that_was_tested(monkeypatch):
-    for version, expected in (("3.14.9", False), ("3.15.0", True), ("3.16.0", False)):
+    versions = {"3.11.9": False, "3.12.0": True, "3.15.1": True, "3.16.0": False}
+    for version, expected in versions.items():
         monkeypatch.setattr(keras, "version", lambda version=version: version)
         assert multi_worker.is_repaired() == expected
 

@@ -7,10 +7,14 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
 
 import pytest
+import yaml
 
 import dice_tf
 from dice_tf.version import __version__
@@ -27,7 +31,16 @@ assert "tensorflow" not in sys.modules, "setup.py imports TensorFlow"
 """
 
 # Distributions whose name is not that of their module.
-DISTRIBUTIONS = {"absl": "absl-py", "sklearn": "scikit-learn"}
+DISTRIBUTIONS = {"absl": "absl-py", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+
+# Builds both distributions without fetching anything, in the current folder.
+BUILD = """
+from setuptools import build_meta
+build_meta.build_sdist("dist")
+build_meta.build_wheel("dist")
+"""
+PACKAGING = ["CHANGELOG.md", "CITATION.cff", "LICENSE", "MANIFEST.in", "Makefile", "README.md",
+             "pyproject.toml", "setup.py"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +58,34 @@ def setup_arguments():
 
 def sources(folder):
     return sorted((ROOT / folder).rglob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory):
+    """Names of the files in the wheel and in the source distribution, and what is in them."""
+    folder = tmp_path_factory.mktemp("tree")
+    for name in PACKAGING:
+        shutil.copy(ROOT / name, folder)
+    junk = shutil.ignore_patterns("__pycache__", "out")
+    for name in ("dice_tf", "examples", "tests", "benchmarks", "docs"):
+        if (ROOT / name).exists():  # Bazel brings along what is declared.
+            shutil.copytree(ROOT / name, folder / name, ignore=junk)
+    (folder / "dice_tf" / "__pycache__").mkdir()
+    (folder / "dice_tf" / "__pycache__" / "version.cpython-311.pyc").touch()
+    run = subprocess.run(
+        [sys.executable, "-c", BUILD], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    (wheel,), (archive,) = ((folder / "dist").glob(f"*.{end}") for end in ("whl", "tar.gz"))
+    with zipfile.ZipFile(wheel) as file:
+        in_wheel = {name: file.read(name) for name in file.namelist()}
+    with tarfile.open(archive) as file:
+        in_archive = {
+            member.name.partition("/")[2]: file.extractfile(member).read()
+            for member in file
+            if member.isfile()
+        }
+    return wheel.name, in_wheel, archive.name, in_archive
 
 
 def canonical(name):
@@ -120,6 +161,57 @@ def test_every_requirement_is_bounded_below(setup_arguments):
     listed = [setup_arguments["install_requires"], *setup_arguments["extras_require"].values()]
     unbounded = [r for each in listed for r in each if not re.match(r"[\w.-]+[>=]=", r)]
     assert unbounded == []
+
+
+def test_wheel_has_the_package_and_nothing_else(setup_arguments, distributions):
+    name, files, _, _ = distributions
+    assert name == f"dice_tf-{__version__}-py3-none-any.whl"
+    package = {f.relative_to(ROOT).as_posix() for f in sources("dice_tf")} | {"dice_tf/py.typed"}
+    information = f"dice_tf-{__version__}.dist-info/"
+    assert {file for file in files if not file.startswith(information)} == package
+    assert all(files[name] == (ROOT / name).read_bytes() for name in package)
+    assert any(file.startswith(information) and file.endswith("LICENSE") for file in files)
+    metadata = files[f"{information}METADATA"].decode()
+    assert f"\nVersion: {__version__}\n" in metadata
+    described = re.findall(r"^Requires-Dist: ([\w.-]+)(?!.*extra ==)", metadata, re.MULTILINE)
+    assert {canonical(each) for each in described} == required(setup_arguments["install_requires"])
+    assert (ROOT / "README.md").read_text(encoding="utf-8").strip() in metadata
+
+
+def test_source_distribution_has_what_tests_and_docs_need(distributions):
+    _, _, name, files = distributions
+    # Older releases of setuptools keep the hyphen.
+    assert name.replace("dice-tf", "dice_tf") == f"dice_tf-{__version__}.tar.gz"
+    folders = ("dice_tf", "examples", "tests", "benchmarks")
+    tree = {f.relative_to(ROOT).as_posix() for each in folders for f in sources(each)}
+    pages = {f.relative_to(ROOT).as_posix() for f in (ROOT / "docs").glob("*.md")}
+    assert tree and pages
+    expected = tree | pages | set(PACKAGING) | {"dice_tf/py.typed"}
+    assert expected - set(files) == set()
+    assert [file for file in files if "__pycache__" in file or file.endswith(".pyc")] == []
+    assert all(files[each] == (ROOT / each).read_bytes() for each in expected)
+
+
+def test_citation_names_this_version_and_the_paper():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    # What the Citation File Format 1.2.0 requires, of the package and of a reference.
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    assert (citation["cff-version"], citation["type"]) == ("1.2.0", "software")
+    assert citation["version"] == __version__ and citation["license"] == "Apache-2.0"
+    paper = citation["preferred-citation"]
+    assert {"type", "title", "authors"} <= set(paper)
+    assert [author["family-names"] for author in paper["authors"]] == ["Zhang", "Bu", "Wu", "Hong"]
+    # The same paper as everywhere else.
+    assert paper["url"] in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_matrix_starts_from_the_lowest_versions_of_setup(setup_arguments):
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (script,) = re.findall(r"^LOWEST = \$\(shell (.+)\)$", makefile, re.MULTILINE)
+    run = subprocess.run(script, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
+    bounds = [re.match(r"(\w+)>=([\d.]+),", r) for r in setup_arguments["install_requires"]]
+    expected = [f"'{b[1]}=={b[2]}.*'" for b in bounds if b and b[1] in ("tensorflow", "keras")]
+    assert run.stdout.split() == expected and len(expected) == 2
 
 
 def test_every_program_is_a_bazel_target():

@@ -116,6 +116,32 @@ def test_plain_command_is_private_at_the_promised_level():
     assert printed["neighbouring_relation"] == "add_or_remove_one"
 
 
+def test_setting_of_the_paper_is_the_default_of_the_transformer_on_cifar():
+    arguments = ("--dataset=cifar10", "--model=vit")
+    plan = train_image_classifier.make_plan(parse(*arguments), 50_000)
+    printed = train_image_classifier.privacy_parameters(plan)
+    assert (printed["steps"], printed["expected_batch_size"], printed["delta"]) == (150, 1000, 1e-5)
+    assert 1.99 < printed["epsilon"] <= 2.0
+    # Every other step may hold an example, of one group of two, with probability 2 * 1000 / 50000.
+    expected = composed_epsilon(0.04, printed["noise_multiplier"] / math.sqrt(2), 75, 1e-5)
+    assert printed["epsilon"] == pytest.approx(expected, rel=1e-9)
+    assert printed["noise_multiplier"] == pytest.approx(1.7003, rel=1e-3)
+    # The step size of the ablation: in units of the threshold.
+    assert plan.optimizer.rescale_to_unit_norm
+    assert parse("--dataset=cifar100", "--model=vit")[2:] == parse(*arguments)[2:]
+    assert parse(*arguments).preset == "vit_base_patch16_224_imagenet"
+
+
+def test_rescaled_steps_are_as_long_at_the_default_threshold():
+    plain, rescaled = parse(), parse("--rescale_to_unit_norm")
+    assert rescaled.learning_rate == pytest.approx(plain.learning_rate * plain.l2_norm_clip)
+    back = parse("--dataset=cifar10", "--model=vit", "--norescale_to_unit_norm")
+    assert back.learning_rate * back.l2_norm_clip == pytest.approx(0.05)
+    dp = parse("--rescale_to_unit_norm", "--optimizer=dp_sgd")
+    assert dp.learning_rate / dp.l2_norm_clip == pytest.approx(plain.learning_rate)
+    assert parse("--rescale_to_unit_norm", "--learning_rate=7").learning_rate == 7
+
+
 def test_dp_sgd_passes_on_as_much_of_a_gradient_by_default():
     dice, dp = parameters(), parameters("--optimizer=dp_sgd")
     assert dp["error_norm_clip"] == 0
@@ -130,6 +156,8 @@ def test_dp_sgd_passes_on_as_much_of_a_gradient_by_default():
         (["--optimizer=dp_sgd", "--error_norm_clip=1"], "dp_sgd has no error feedback"),
         (["--optimizer=sgd", "--epsilon=2"], "not private and takes no --epsilon"),
         (["--optimizer=sgd", "--noise_multiplier=2"], "takes no --noise_multiplier"),
+        (["--optimizer=sgd", "--chunk_size=2"], "takes no --chunk_size"),
+        (["--preset=random"], "--preset=random is for --model=vit"),
     ],
 )
 def test_contradicting_flags_are_refused(arguments, message):
@@ -207,6 +235,24 @@ def test_seed_makes_a_run_reproducible_and_says_that_it_is_no_secret(data_dir, t
     assert printed_parameters(printed)["num_examples"] == "1150"
     assert "Accuracy on 287 held-out training images" in printed
     assert "NOT secret" in (tmp_path / "privacy_statement.txt").read_text(encoding="utf-8")
+
+
+def test_transformer_trains_on_images_like_those_of_cifar(tmp_path, monkeypatch, capsys):
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (80, 32, 32, 3)).astype("uint8")
+    labels = np.arange(80) % 10
+    data = image_datasets.ImageData(images[:64], labels[:64], images[64:], labels[64:], 10, "noise")
+    monkeypatch.setattr(image_datasets, "load_images", lambda name, data_dir: data)
+    tiny = dict(patch_size=16, num_layers=1, num_heads=2, hidden_dim=8, mlp_dim=8)
+    monkeypatch.setattr(image_models, "RANDOM_VIT", tiny)
+    arguments = ("--batch_size=16", "--delta=1e-3", "--epochs=1", "--chunk_size=10")
+    history = train_image_classifier.run(
+        parse("--dataset=cifar10", "--model=vit", "--preset=random", *arguments)
+    )
+    printed = capsys.readouterr().out
+    assert printed_parameters(printed)["num_examples"] == "64"
+    assert 1.99 < history.history["epsilon"][-1] <= 2.0
+    assert np.isfinite(history.history["loss"][-1])
 
 
 def test_plain_sgd_says_that_it_is_not_private(data_dir, tmp_path, capsys):

@@ -5,6 +5,7 @@
 import json
 import os
 
+import keras
 import numpy as np
 from softmax_regression import BATCH, flat, make_model, make_problem
 import tensorflow as tf
@@ -78,6 +79,25 @@ def shards(strategy, kind):
     return taken
 
 
+def second_fit(strategy):
+    """The draws of a `fit` after one that prefetched further on one worker than on the other."""
+    model = model_under(strategy)
+    sampling, data = data_under(strategy, dice_tf.PoissonSampling)
+    fit = lambda: model.fit(data.repeat(), steps_per_epoch=3, shuffle=False, verbose=0)
+    fit()
+    sampling._state.iterations += strategy.cluster_resolver.task_id
+    streams, generator = [], dice_tf.PoissonSampling._generator
+
+    def recording(self, *stream):
+        streams.append([int(number) for number in stream])
+        return generator(self, *stream)
+
+    dice_tf.PoissonSampling._generator = recording
+    fit()
+    dice_tf.PoissonSampling._generator = generator
+    return streams[:3]
+
+
 def other_noise(strategy):
     index = strategy.cluster_resolver.task_id
     fit(strategy, noise_multiplier=1.0 + index, kind=dice_tf.ShuffledEpochs)
@@ -93,6 +113,25 @@ def other_seed(strategy):
     seed = strategy.cluster_resolver.task_id
     with strategy.scope():
         dice_tf.PoissonSampling(len(X), BATCH, seed=seed).dataset(X, Y)
+
+
+def other_draws(strategy):
+    """As if each worker had loaded a private checkpoint of its own."""
+    model = model_under(strategy)
+    _, data = data_under(strategy, dice_tf.PoissonSampling)
+    with strategy.scope():
+        model.optimizer.build(model.trainable_variables)
+    sampler = model.optimizer._private.sampler
+    sampler.assign(np.full(sampler.shape, strategy.cluster_resolver.task_id))
+    model.fit(data, shuffle=False, verbose=0)
+
+
+def backup_in_scope(strategy):
+    model = model_under(strategy)
+    _, data = data_under(strategy, dice_tf.PoissonSampling)
+    backup = keras.callbacks.BackupAndRestore("backup")
+    with strategy.scope():
+        model.fit(data, shuffle=False, verbose=0, callbacks=[backup])
 
 
 def arrays(strategy):
@@ -129,7 +168,16 @@ def main():
             observe(f"shards {kind.__name__}", shards, kind)
         observe("noisy", fit)
         observe("noisy, several steps", fit, steps_per_execution=3)
-        for refused in (other_noise, other_size, other_seed, arrays, loop_before_comparison):
+        observe("second fit", second_fit)
+        for refused in (
+            other_noise,
+            other_size,
+            other_seed,
+            other_draws,
+            backup_in_scope,
+            arrays,
+            loop_before_comparison,
+        ):
             observe(refused.__name__, refused)
     print("RESULT " + json.dumps(results), flush=True)
     os._exit(0)  # Without waiting for a cluster whose other members may be gone.

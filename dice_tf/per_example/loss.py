@@ -99,8 +99,9 @@ def check_losses(model, y, y_pred, sample_weight):
     for loss in keras.tree.flatten(compiled._user_loss):
         _refuse_coupled_loss(loss)
     if not compiled.built:
+        # Without weights: Keras cannot multiply one per example by the mask of `ignore_class`.
         keras.src.backend.compute_output_spec(
-            model._compute_loss, None, y, y_pred, sample_weight=sample_weight, training=False
+            model._compute_loss, None, y, y_pred, sample_weight=None, training=False
         )
     keras.src.backend.compute_output_spec(
         lambda *batch: _evaluate(model, *batch, check=_check_one_value_per_example)[0],

@@ -139,7 +139,9 @@ class Recorder:
         rule = rules.rule_for(layer, function, args, kwargs)
         frame = _Frame(layer, rule, len(self.calls), len(self._draws.draws))
         # A recomputation must start from the state that this call found.
-        state = [(v, tf.identity(v._value)) for v in layer.non_trainable_variables]
+        # Not `non_trainable_variables`: a frozen layer counts its trained sublayers' there.
+        kept = [v for v in layer.variables if id(v._value) not in self._trainable]
+        state = [(v, tf.identity(v._value)) for v in kept]
         self._frames.append(frame)
         try:
             with outer.tape.stop_recording(), frame.tape:
@@ -270,7 +272,8 @@ def _layers_with(model, trainable):
             if id(child) in seen:
                 continue
             seen.add(id(child))
-            if not any(id(v._value) in trainable for v in child.trainable_variables):
+            # Not its `trainable_variables`, which a frozen layer with trained sublayers hides.
+            if not any(id(v._value) in trainable for v in child.variables):
                 continue
             # Functional models only pass tensors on; they read no weight themselves.
             if not isinstance(child, (keras.Sequential, keras.src.models.Functional)):

@@ -8,6 +8,7 @@ else, so it is differentiated example by example until it has a rule of its own.
 """
 
 import math
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -68,9 +69,19 @@ def register_rule(layer_class, rule, *, supports=None, before_activation=False):
     _rules[layer_class] = _Rule(rule, supports or (lambda layer, inputs: True), before_activation)
 
 
+def _rule_of(layer_class):
+    """Returns the rule of a class, or `None`."""
+    if layer_class.__module__.startswith("keras_hub."):
+        # Not above, because importing dice_tf must not import keras-hub.
+        layers = sys.modules["keras_hub"].layers
+        _rules.setdefault(layers.ReversibleEmbedding, _rules[keras.layers.ReversibleEmbedding])
+        _rules.setdefault(layers.PositionEmbedding, _Rule(_positions, _is_sequence, False))
+    return _rules.get(layer_class)
+
+
 def wants_activation_input(layer):
     """Whether the rule of a layer's class needs the input of its activation."""
-    rule = _rules.get(type(layer))
+    rule = _rule_of(type(layer))
     return rule is not None and rule.before_activation and rule.run is None
 
 
@@ -83,7 +94,7 @@ def rule_for(layer, function, args, kwargs):
         args: Positional arguments of the call.
         kwargs: Keyword arguments of the call.
     """
-    rule = _rules.get(type(layer))
+    rule = _rule_of(type(layer))
     if rule is None or getattr(function, "__func__", None) is not type(layer).call:
         return None
     inputs = args[0] if args else next(iter(kwargs.values()), None)
@@ -284,6 +295,21 @@ def _reversible_embedding(layer, call):
         return [(layer._embeddings, OuterProduct(logits, hidden, shape=layer._embeddings.shape))]
     kernel = layer.reverse_embeddings
     return [(kernel, OuterProduct(hidden, logits, shape=kernel.shape))]
+
+
+def _positions(layer, call):
+    """Rows of keras-hub's PositionEmbedding, which adds row t at position t."""
+    given = dict(zip(("inputs", "start_index", "positions"), call.args, strict=False))
+    given.update(call.kwargs)
+    shape, ids = tf.shape(call.cotangents)[:2], given.get("positions")
+    ids = given.get("start_index", 0) + tf.range(shape[1]) if ids is None else ids
+    table = layer.position_embeddings
+    return [(table, Rows(tf.broadcast_to(ids, shape), call.cotangents, shape=table.shape))]
+
+
+def _is_sequence(layer, inputs):
+    del layer
+    return inputs.shape.rank == 3
 
 
 def _normalisation(layer, call):

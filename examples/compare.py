@@ -1,0 +1,397 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""DP-SGD against DiceSGD at the same proven epsilon, with the same tuning budget.
+
+What it shows: whether error feedback pays. Both methods get as many trials of a random
+search, with the same draws of C1 + C2, learning rate, momentum and averaging, judged on
+held-out training data. The best trial of each is then trained again with another seed (on the
+same examples, without those held out) and tested once. All of this is repeated with other
+draws, so that the intervals cover the luck of the search as well as noise and batches. The
+table gives means, the paired difference with its 95 % confidence interval, and a plain
+verdict, also where DiceSGD loses.
+
+    python examples/compare.py                                    digits and heavy tails
+    python examples/compare.py --tasks=fashion_mnist --epsilons=2.7,8
+    python examples/compare.py --trials=4 --repeats=3 --tasks=digits
+
+Each method is run at its best: DP-SGD (C2 = 0) draws every step from all examples,
+DiceSGD from s + 1 groups that take turns, with s feedback steps of C2 = s C1. Its s is one
+more thing to tune, and has to share the budget. Noise is calibrated with the same accountant.
+
+What it needs: as train_image_classifier.py; for fashion_mnist 3 GB of memory. How long it takes
+on two cores: about an hour for the default, three for Fashion-MNIST. It shows the time that
+is left and can be killed: started again with the same flags it goes on.
+
+Intervals do not cover other training data, nor that the test set is a sample too (360 digits:
+about one point). On private data a search costs privacy: every trial is (epsilon,
+delta)-private, all of them together are not. Seeds are fixed, so that tables can be
+repeated, and whoever knows a seed can remove the noise.
+
+It writes settings.json, search.csv, final.csv and comparison.png per task to --output_dir.
+"""
+
+import functools
+import pathlib
+import statistics
+import time
+from typing import NamedTuple
+
+from absl import app, flags, logging
+import comparison_tasks
+import keras
+import numpy as np
+import plots
+import scipy.stats
+import tensorflow as tf
+import trial_log
+
+import dice_tf
+from dice_tf import accounting
+
+METHODS = ("DP-SGD", "DiceSGD")
+# With 2, 3 or 6 groups: the batch sizes of the tasks give all of them equally many steps.
+FEEDBACK_STEPS = (1, 2, 5)
+AVERAGING = (0.0, 0.9, 0.98)
+
+
+class Trial(NamedTuple):
+    """What one training run has of its own: a row of search.csv or final.csv."""
+
+    method: str
+    target_epsilon: float
+    seed: int
+    clip: float  # C1 + C2
+    feedback_steps: int  # 0 for DP-SGD
+    learning_rate: float
+    momentum: float
+    averaging: float  # Momentum of the average of iterates; 0 is none.
+
+
+class Result(NamedTuple):
+    """What came of it; the score is on held-out data in the search, on test data after it."""
+
+    l2_norm_clip: float
+    error_norm_clip: float
+    noise_multiplier: float
+    steps: int
+    epsilon: float
+    score: float
+    seconds: float
+
+
+class Summary(NamedTuple):
+    """The comparison at one epsilon.
+
+    Attributes:
+        target_epsilon: Float.
+        scores: Dict from method to the list of test scores.
+        intervals: Dict from method to (mean, half width of the 95 % interval).
+        difference: DiceSGD less DP-SGD: (mean, low end, high end).
+        verdict: Text.
+    """
+
+    target_epsilon: float
+    scores: dict
+    intervals: dict
+    difference: tuple
+    verdict: str
+
+
+def draw_trials(method, epsilon, task, seeds):
+    """Returns the trials of a search; both methods get the same draws.
+
+    Args:
+        method: One of `METHODS`.
+        epsilon: Float.
+        task: `comparison_tasks.Task`.
+        seeds: Ints, one per trial.
+    """
+    trials = []
+    for seed in seeds:
+        random = np.random.default_rng(seed)
+        log_uniform = lambda low, high: float(np.exp(random.uniform(np.log(low), np.log(high))))
+        clip, rate = log_uniform(*task.clips), log_uniform(*task.learning_rates)
+        momentum, averaging = float(random.choice((0.0, 0.9))), float(random.choice(AVERAGING))
+        feedback_steps = int(random.choice(FEEDBACK_STEPS)) if method == "DiceSGD" else 0
+        # With momentum, a step is the sum of many: the same rate then goes as far.
+        rate *= 1 - momentum
+        trials.append(
+            Trial(method, epsilon, seed, clip, feedback_steps, rate, momentum, averaging)
+        )
+    return trials
+
+
+def plan(trial, task):
+    """Returns sampling, optimizer and number of steps of a trial.
+
+    Args:
+        trial: `Trial`.
+        task: `comparison_tasks.Task`.
+    """
+    count, s = len(task.train[0]), trial.feedback_steps
+    if s:
+        sampling = dice_tf.CyclicPoissonSampling(
+            count, task.batch_size, num_groups=s + 1, seed=trial.seed
+        )
+    else:
+        sampling = dice_tf.PoissonSampling(count, task.batch_size, seed=trial.seed)
+    steps = sampling.steps(epochs=task.epochs)
+    optimizer = dice_tf.DiceSGDOptimizer(
+        learning_rate=trial.learning_rate,
+        momentum=trial.momentum,
+        use_ema=trial.averaging > 0,
+        ema_momentum=trial.averaging or 0.99,
+        l2_norm_clip=trial.clip / (s + 1),
+        error_norm_clip=trial.clip - trial.clip / (s + 1),
+        feedback_steps=max(s, 1),
+        noise_multiplier=_noise_multiplier(
+            trial.target_epsilon, task.delta, count, task.batch_size, steps, s
+        ),
+        expected_batch_size=task.batch_size,
+        noise_seed=trial.seed,
+    )
+    return sampling, optimizer, steps
+
+
+@functools.cache
+def _noise_multiplier(epsilon, delta, count, batch_size, steps, s):
+    sampling = (
+        dice_tf.CyclicPoissonSampling(count, batch_size, num_groups=s + 1)
+        if s
+        else dice_tf.PoissonSampling(count, batch_size)
+    )
+    found = accounting.calibrate_noise_multiplier(
+        target_epsilon=epsilon,
+        delta=delta,
+        sampling=sampling,
+        steps=steps,
+        error_norm_clip=float(s),
+        feedback_steps=max(s, 1),
+    )
+    # C2 / C1 is s up to rounding only; noise that is larger by more than that.
+    return found * (1 + 1e-6)
+
+
+def train(trial, task, data, self_check):
+    """Trains and scores one trial.
+
+    Args:
+        trial: `Trial`.
+        task: `comparison_tasks.Task`.
+        data: Pair of arrays to score on.
+        self_check: Whether the gradients of the model are checked with its first batch.
+
+    Returns:
+        `Result`.
+    """
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(trial.seed)
+    start = time.monotonic()
+    sampling, optimizer, steps = plan(trial, task)
+    optimizer.self_check = self_check
+    model = task.make_model()
+    model.compile(optimizer, task.loss, metrics=[task.metric])
+    budget = dice_tf.EpsilonCallback(sampling, task.delta, target_epsilon=trial.target_epsilon)
+    model.fit(
+        sampling.dataset(*task.train, epochs=task.epochs),
+        epochs=task.epochs,
+        shuffle=False,
+        callbacks=[budget],
+        verbose=0,
+    )
+    assert budget.accounted_steps() == steps, (budget.accounted_steps(), steps)
+    found = model.evaluate(*data, batch_size=1000, verbose=0, return_dict=True)
+    mechanism = optimizer.mechanism
+    return Result(
+        mechanism.l2_norm_clip,
+        mechanism.error_norm_clip,
+        mechanism.noise_multiplier,
+        steps,
+        budget.epsilon(),
+        found[task.metric],
+        time.monotonic() - start,
+    )
+
+
+def summarise(epsilon, scores):
+    """Compares the test scores of both methods, repeat by repeat.
+
+    Args:
+        epsilon: Float.
+        scores: Dict from method to a list of at least two scores, one per repeat.
+
+    Returns:
+        `Summary`.
+
+    Example:
+
+    >>> summary = summarise(8.0, {"DP-SGD": [0.80, 0.81, 0.82], "DiceSGD": [0.90, 0.92, 0.92]})
+    >>> summary.verdict
+    'DiceSGD ahead'
+    """
+    intervals = {method: _t_interval(values) for method, values in scores.items()}
+    # Paired: the methods share draws, seeds and so much of their luck.
+    pairs = zip(scores["DiceSGD"], scores["DP-SGD"], strict=True)
+    mean, half = _t_interval([dice - plain for dice, plain in pairs])
+    verdict = "no difference shown"
+    # Equal differences tell nothing about how much they vary.
+    if half > 0 and abs(mean) > half:
+        verdict = "DiceSGD ahead" if mean > 0 else "DP-SGD ahead"
+    return Summary(epsilon, scores, intervals, (mean, mean - half, mean + half), verdict)
+
+
+def _t_interval(values):
+    """Returns the mean and the half width of its 95 % interval after Student."""
+    error = statistics.stdev(values) / len(values) ** 0.5
+    return statistics.fmean(values), float(scipy.stats.t.ppf(0.975, len(values) - 1) * error)
+
+
+def format_table(summaries, score):
+    """Returns the table of one task, as Markdown.
+
+    Args:
+        summaries: List of `Summary`.
+        score: Text, what was measured.
+    """
+    lines = [
+        f"| epsilon | DP-SGD, {score} in % | DiceSGD | difference, 95 % interval | verdict |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for summary in summaries:
+        cells = [f"{summary.target_epsilon:g}"]
+        for method in METHODS:
+            mean, half = summary.intervals[method]
+            cells.append(f"{100 * mean:.2f} ± {100 * half:.2f}")
+        mean, low, high = (100 * value for value in summary.difference)
+        cells += [f"{mean:+.2f} ({low:+.2f} to {high:+.2f})", summary.verdict]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def run_task(name, flag_values):
+    """Searches, trains again and tests, for all epsilons of one task.
+
+    Args:
+        name: A key of `comparison_tasks.TASKS`.
+        flag_values: Parsed flags, see `define_flags`.
+
+    Returns:
+        List of `Summary`.
+    """
+    task = comparison_tasks.TASKS[name](flag_values.data_dir, quick=flag_values.quick)
+    folder = pathlib.Path(flag_values.output_dir) / name
+    shared = {
+        "data": task.source,
+        "training_examples": len(task.train[0]),
+        "held_out_examples": len(task.held_out[0]),
+        "batch_size": task.batch_size,
+        "epochs": task.epochs,
+        "delta": task.delta,
+        "trials": flag_values.trials,
+        "versions": [dice_tf.__version__, keras.__version__, tf.__version__],
+    }
+    trial_log.claim_folder(folder, shared)
+    print(f"\n{name}: {task.source}.")
+    print(
+        f"Privacy parameters: num_examples={shared['training_examples']} "
+        f"expected_batch_size={task.batch_size} epochs={task.epochs} delta={task.delta:g} "
+        "accountant=rdp neighbouring_relation=add_or_remove_one; each trial's thresholds, noise "
+        "and epsilon are in search.csv and final.csv."
+    )
+    print(f"{len(task.held_out[0])} held-out examples for searches, {len(task.test[0])} for tests.")
+    runs = _Runs(folder, task, len(METHODS) * len(flag_values.epsilons), flag_values)
+    summaries = []
+    for epsilon in map(float, flag_values.epsilons):
+        scores = {}
+        for method in METHODS:
+            scores[method] = []
+            for repeat in range(flag_values.repeats):
+                first = repeat * flag_values.trials
+                trials = draw_trials(
+                    method, epsilon, task, range(first, first + flag_values.trials)
+                )
+                found = [runs.result("search", trial, task.held_out).score for trial in trials]
+                best = trials[int(np.argmax(found))]
+                # A seed that no trial had.
+                final = runs.result("final", best._replace(seed=100_000 + repeat), task.test)
+                scores[method].append(final.score)
+                _print_choice(best, max(found), final.score)
+        summaries.append(summarise(epsilon, scores))
+    table = format_table(summaries, task.score)
+    print(f"\n{table}\n")
+    title = f"{name}: {task.score}, $\\delta$ = {task.delta:g}"
+    plots.plot_comparison(folder / "comparison.png", summaries, METHODS, title, task.score)
+    print(f"Wrote {folder / 'comparison.png'}", flush=True)
+    return summaries
+
+
+def _print_choice(trial, held_out_score, test_score):
+    print(
+        f"{trial.method} at epsilon {trial.target_epsilon:g} chose C1+C2={trial.clip:.3g} "
+        f"feedback_steps={trial.feedback_steps} learning_rate={trial.learning_rate:.3g} "
+        f"momentum={trial.momentum:g} averaging={trial.averaging:g}: held-out "
+        f"{held_out_score:.4f}, test {test_score:.4f}",
+        flush=True,
+    )
+
+
+class _Runs:
+    """Trains what is not on disk yet, and says how long the rest will take."""
+
+    def __init__(self, folder, task, searches, flag_values):
+        self._folder, self._task = folder, task
+        self._known = {
+            stage: trial_log.read(folder / f"{stage}.csv", Trial, Result)
+            for stage in ("search", "final")
+        }
+        self._left = searches * flag_values.repeats * (flag_values.trials + 1)
+        self._seconds = []
+
+    def result(self, stage, trial, data):
+        """Returns the result of a trial, from disk or by training."""
+        self._left -= 1
+        if trial in self._known[stage]:
+            return self._known[stage][trial]
+        # All trials have the same model: checking its gradients once will do.
+        result = train(trial, self._task, data, self_check=not self._seconds)
+        trial_log.append(self._folder / f"{stage}.csv", trial, result)
+        self._seconds.append(result.seconds)
+        minutes = statistics.fmean(self._seconds[-10:]) * self._left / 60
+        print(
+            f"[{self._left} left, {minutes:.0f} min] {stage}, {trial.method}, "
+            f"epsilon={result.epsilon:.4f} noise_multiplier={result.noise_multiplier:.4f} "
+            f"seed={trial.seed}: {result.score:.4f} ({result.seconds:.1f} s)",
+            flush=True,
+        )
+        return result
+
+
+def define_flags(flag_values):
+    """Defines the flags of this script.
+
+    Args:
+        flag_values: `absl.flags.FlagValues` to define them in.
+    """
+    options = {"flag_values": flag_values}
+    flags.DEFINE_multi_enum(
+        "tasks", ["digits", "heavy_tails"], list(comparison_tasks.TASKS), "Tasks.", **options
+    )
+    flags.DEFINE_list("epsilons", ["1", "2.7", "8"], "Privacy budgets.", **options)
+    flags.DEFINE_integer("trials", 8, "Trials of a search.", lower_bound=1, **options)
+    flags.DEFINE_integer("repeats", 5, "Searches per method.", lower_bound=2, **options)
+    flags.DEFINE_bool("quick", False, "Few examples, to see it work.", **options)
+    flags.DEFINE_string("data_dir", None, "Folder of TFDS; default: that of TFDS.", **options)
+    flags.DEFINE_string("output_dir", "out/compare", "Folder of the results.", **options)
+
+
+def main(argv):
+    """Runs the script with the flags of the command line."""
+    del argv
+    logging.set_verbosity(logging.WARNING)
+    for name in flags.FLAGS.tasks:
+        run_task(name, flags.FLAGS)
+
+
+if __name__ == "__main__":
+    define_flags(flags.FLAGS)
+    app.run(main)

@@ -1,0 +1,174 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Private training on all GPUs of a machine, with throughput and epsilon.
+
+What it shows: `tf.distribute.MirroredStrategy` shares every batch out among the GPUs there
+are. Nothing that enters epsilon depends on their number: `--batch_size` is the batch over
+all of them, and noise is added once.
+
+    python examples/multi_gpu.py --dataset=cifar10
+    python examples/multi_gpu.py --logical_cpus=2          a dry run without GPUs
+
+The dry run splits the CPU into logical devices. It runs the code of several GPUs, and is
+no faster than one device: they share the same cores.
+
+What it needs: TensorFlow with GPU support (`pip install tensorflow[and-cuda]`) for the
+first, the extra `examples` of the package and no network for the second (digits). With one
+GPU it trains on that, without any on the CPU. How long it takes: the dry run half a minute
+on two cores. docs/scaling.md and docs/gpu.md say more.
+"""
+
+import time
+
+from absl import app, flags, logging
+import image_classifier_flags
+import image_datasets
+import image_models
+import keras
+import tensorflow as tf
+import train_image_classifier
+
+import dice_tf
+from dice_tf import accounting
+
+
+class Clock(keras.callbacks.Callback):
+    """Notes when epochs begin and end. The first one also traces the graphs."""
+
+    def __init__(self):
+        super().__init__()
+        self.seconds = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Starts the clock."""
+        self._start = time.perf_counter()
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Stops it."""
+        self.seconds.append(time.perf_counter() - self._start)
+
+
+def make_strategy(logical_cpus):
+    """Returns a `tf.distribute.MirroredStrategy`. To be called before anything else.
+
+    Args:
+        logical_cpus: Int: 0 for all GPUs, or the number of devices to split the CPU into.
+    """
+    if not logical_cpus:
+        return tf.distribute.MirroredStrategy()
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration()] * logical_cpus,
+    )
+    return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(logical_cpus)])
+
+
+def make_plan(settings, num_examples):
+    """Returns the sampling and the optimizer, with noise for the budget asked for.
+
+    Args:
+        settings: Parsed flags.
+        num_examples: Int, number of training images.
+
+    Returns:
+        `train_image_classifier.Plan`.
+    """
+    defaults = image_classifier_flags.DEFAULTS[settings.dataset]
+    batch_size = settings.batch_size or defaults.batch_size
+    sampling = dice_tf.CyclicPoissonSampling(num_examples, batch_size)
+    steps = sampling.steps(settings.epochs or defaults.epochs)
+    noise_multiplier = accounting.calibrate_noise_multiplier(
+        settings.epsilon, defaults.delta, sampling, steps
+    )
+    optimizer = dice_tf.DiceSGDOptimizer(
+        defaults.learning_rate,
+        momentum=defaults.momentum,
+        l2_norm_clip=defaults.l2_norm_clip,
+        noise_multiplier=noise_multiplier,
+        expected_batch_size=batch_size,
+    )
+    return train_image_classifier.Plan(sampling, optimizer, steps, defaults.delta)
+
+
+def run(settings):
+    """Trains on all devices and reports.
+
+    Args:
+        settings: Parsed flags.
+
+    Returns:
+        The Keras `History`.
+    """
+    strategy = make_strategy(settings.logical_cpus)
+    replicas = strategy.num_replicas_in_sync
+    data = image_datasets.load_images(settings.dataset, settings.data_dir)
+    # What training keeps is made in the scope, so that each device has its copy.
+    with strategy.scope():
+        plan = make_plan(settings, len(data.x_train))
+        model = image_models.build_model(
+            settings.dataset, data.x_train.shape[1:], data.num_classes
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(plan.optimizer, loss, metrics=["accuracy"])
+        epochs = plan.steps // plan.sampling.steps_per_epoch
+        batches = plan.sampling.dataset(data.x_train, data.y_train, epochs=epochs)
+
+    batch = plan.sampling.expected_batch_size
+    print(f"{replicas} device(s): {', '.join(strategy.extended.worker_devices)}")
+    print(f"Expected batch: {batch} images, {batch / replicas:g} on each device.")
+    print("Privacy parameters:")
+    for name, value in train_image_classifier.privacy_parameters(plan).items():
+        print(f"  {name}: {value}")
+
+    clock = Clock()
+    budget = dice_tf.EpsilonCallback(plan.sampling, plan.delta, target_epsilon=settings.epsilon)
+    history = model.fit(
+        batches, epochs=epochs, shuffle=False, callbacks=[budget, clock], verbose=2
+    )
+    evaluated = model.evaluate(data.x_test, data.y_test, batch_size=512, verbose=0)
+    print(f"Accuracy on {len(data.x_test)} test images: {evaluated[1]:.4f}")
+    seconds = clock.seconds[1:] or clock.seconds
+    rate = batch * plan.sampling.steps_per_epoch * len(seconds) / sum(seconds)
+    warm = "" if len(clock.seconds) > 1 else ", tracing included"
+    print(f"Throughput: {rate:.0f} images per second on {replicas} device(s){warm}")
+    steps = budget.accounted_steps()
+    print(f"epsilon: {budget.epsilon()} at delta={plan.delta} after {steps} steps")
+    return history
+
+
+def define_flags(flag_values):
+    """Defines the flags of this script.
+
+    Args:
+        flag_values: `absl.flags.FlagValues` to define them in.
+    """
+    options = {"flag_values": flag_values}
+    names = list(image_classifier_flags.DEFAULTS)
+    flags.DEFINE_enum("dataset", "digits", names, "Data set.", **options)
+    flags.DEFINE_float("epsilon", 8.0, "Privacy budget, from which the noise follows.", **options)
+    for name, text in (
+        ("batch_size", "Expected batch size over all devices."),
+        ("epochs", "Number of epochs."),
+    ):
+        text += " Default: that of train_image_classifier.py for the data set."
+        flags.DEFINE_integer(name, None, text, lower_bound=1, **options)
+    flags.DEFINE_integer(
+        "logical_cpus",
+        0,
+        "Instead of GPUs, this many logical devices of the CPU.",
+        lower_bound=0,
+        **options,
+    )
+    flags.DEFINE_string("data_dir", None, "Folder of prepared TFDS data sets.", **options)
+
+
+def main(argv):
+    """Runs the script with the flags of the command line."""
+    del argv
+    logging.set_verbosity(logging.WARNING)
+    run(flags.FLAGS)
+
+
+if __name__ == "__main__":
+    define_flags(flags.FLAGS)
+    app.run(main)

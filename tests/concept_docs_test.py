@@ -1,0 +1,126 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""docs/differential_privacy.md and the start of docs/error_feedback.md: numbers and figures."""
+
+import doctest
+import importlib
+import math
+import pathlib
+import re
+import sys
+
+import dp_accounting
+from dp_accounting.rdp import rdp_privacy_accountant
+import numpy as np
+import pytest
+from scipy import stats
+
+ROOT = pathlib.Path(__file__).absolute().parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+figures = importlib.import_module("make_concept_figures")
+privacy_figures = importlib.import_module("make_privacy_figures")
+
+
+def page(name):
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+BASICS, FEEDBACK = page("differential_privacy.md"), page("error_feedback.md")
+
+
+def test_the_code_prints_what_the_page_says():
+    parsed = doctest.DocTestParser().get_doctest(BASICS, {}, "differential_privacy.md", None, 0)
+    assert len(parsed.examples) == 8
+    assert doctest.DocTestRunner().run(parsed).failed == 0
+
+
+def test_figures_exist_and_are_shown():
+    shown = set(re.findall(r"\]\(figures/([\w.]+)\)", BASICS + FEEDBACK))
+    assert set(figures.PLOTS) | {"influence.png"} == shown
+    sizes = {name: (ROOT / "docs" / "figures" / name).stat().st_size for name in shown}
+    assert 0 < max(sizes.values()) < 100_000, sizes
+
+
+def test_numbers_in_the_text():
+    text = " ".join(BASICS.split())
+    assert round(math.e, 1) == 2.7 and "2.7 times as likely" in text
+    assert 2900 < math.exp(8) < 3000 and "nearly 3000 times" in text
+    found = [100 * float(figures.most_true_positives(e, 0.01)) for e in (1.0, 2.7, 8.0)]
+    assert [round(found[0], 1), round(found[1])] == [2.7, 15] and 99 < found[2] < 100
+    assert "accuses 1 % of the innocent finds at most 2.7 % of the others. At 2.7 it is 15 %" in text
+
+
+def test_the_curve_of_the_promise_holds_for_a_mechanism_that_is_as_bad_as_it_may_be():
+    # Randomised response is (epsilon, 0)-private, and no test is as good as its best one.
+    epsilon = 1.0
+    truth = math.exp(epsilon) / (1 + math.exp(epsilon))
+    assert figures.most_true_positives(epsilon, 1 - truth, delta=0.0) == pytest.approx(truth)
+    # A Gaussian mechanism stays below the curve of its own epsilon everywhere.
+    event = dp_accounting.GaussianDpEvent(2.0)
+    accountant = rdp_privacy_accountant.RdpAccountant().compose(event)
+    rates = np.linspace(1e-6, 1 - 1e-6, 999)
+    attained = stats.norm.cdf(stats.norm.ppf(rates) + 1 / 2.0)
+    most = figures.most_true_positives(accountant.get_epsilon(1e-5), rates, 1e-5)
+    assert np.all(attained <= most)
+
+
+def test_clipping_bounds_the_influence_that_the_figure_shows():
+    gradients = figures.example_gradients()
+    norms = np.linalg.norm(gradients.astype("float64"), axis=1)
+    expected = gradients * np.minimum(1, 0.8 / norms)[:, None]
+    np.testing.assert_allclose(figures.clipped(gradients, 0.8), expected, rtol=1e-5)
+    assert norms[-1] > 2 > 0.8  # The red one is clipped.
+
+
+@pytest.mark.parametrize("label", list(figures.SAMPLERS))
+def test_epsilons_of_the_figure(label):
+    sampling = figures.SAMPLERS[label][0]
+    # With C1 = C2: rounds per epoch, probability of taking part, influence over C1.
+    rounds, probability, influence = {
+        "shuffled epochs": (1, 1.0, 2.0),
+        "Poisson sampling": (117, 512 / 60_000, 2.0),
+        "cyclic Poisson sampling": (59, 1024 / 60_000, math.sqrt(2)),
+    }[label]
+    event = dp_accounting.PoissonSampledDpEvent(
+        probability, dp_accounting.GaussianDpEvent(2.0 / influence)
+    )
+    for epochs, epsilon in zip((1, 8), figures.epsilons_of_epochs(sampling, (1, 8))):
+        composed = dp_accounting.SelfComposedDpEvent(event, epochs * rounds)
+        accountant = rdp_privacy_accountant.RdpAccountant().compose(composed)
+        assert epsilon == pytest.approx(accountant.get_epsilon(1e-5), rel=0.02)
+
+
+@pytest.mark.parametrize("label", list(figures.DESCENTS))
+def test_descent_ends_where_the_forces_balance(label):
+    arguments = figures.DESCENTS[label][0]
+    total = sum(arguments.values()) if arguments else math.inf
+    # Nine examples pull with force w to 0, one with force min(4 - w, total) to 4.
+    expected = min(0.4, total / 9)
+    reached = figures.descend(figures.TARGETS, 150, 0.15, **arguments)[-1]
+    assert reached == pytest.approx(expected, abs=1e-3)
+    if expected < 0.4:
+        assert f"{expected:.2f}" in FEEDBACK
+
+
+def test_the_table_of_releases():
+    rows = re.findall(r"^\| released by ([\w-]+), (.*?) \| (\d) \| (\d) \| (\d) \|$", FEEDBACK, re.M)
+    assert len(rows) == 3
+    for name, thresholds, *released in rows:
+        first, *second = (float(value) for value in re.findall(r"= (\d)", thresholds))
+        assert (name == "DiceSGD") == bool(second)
+        shifts = privacy_figures.influence(
+            (0,), 3, 4.0, l2_norm_clip=first, error_norm_clip=second[0] if second else 0.0
+        )
+        assert shifts == [float(value) for value in released]
+
+
+def test_the_gain_that_is_quoted():
+    table = re.search(r"<!-- table: noise-two-groups -->\n((?:\|.*\n)+)", page("privacy.md"))[1]
+    ratios = [float(row.split("|")[-2]) for row in table.splitlines()[2:]]
+    less = [1 - 1 / ratio for ratio in ratios]
+    low, high = map(int, re.search(r"(\d+) to (\d+) %\s+less\s+noise", FEEDBACK).groups())
+    assert low == round(100 * min(less)) and high == round(100 * max(less))
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -1,0 +1,94 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The custom training loop: its epsilon, its stop at the budget, and what it warns of."""
+
+import math
+import pathlib
+import re
+import sys
+import textwrap
+
+from absl import flags
+import dp_accounting
+from dp_accounting import rdp
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "examples"))
+
+import custom_training_loop
+import train_image_classifier
+
+import dice_tf
+
+NUM_DIGITS = 1437
+
+
+def parse(*arguments):
+    values = flags.FlagValues()
+    custom_training_loop.define_flags(values)
+    values(["custom_training_loop", *arguments])
+    return values
+
+
+def composed_epsilon(probability, noise_multiplier, rounds, delta):
+    """Epsilon of two groups in turns with C1 = C2, by dp_accounting alone."""
+    gaussian = dp_accounting.GaussianDpEvent(noise_multiplier / math.sqrt(2))
+    orders = np.concatenate([1 + np.arange(1, 100) / 10, np.arange(11, 64)])
+    event = dp_accounting.PoissonSampledDpEvent(probability, gaussian)
+    return rdp.RdpAccountant(orders).compose(event, rounds).get_epsilon(delta)
+
+
+def test_plain_command_spends_its_budget():
+    plan = custom_training_loop.make_plan(parse(), NUM_DIGITS)
+    printed = train_image_classifier.privacy_parameters(plan)
+    assert (printed["steps"], printed["rounds"]) == (100, 50)
+    assert printed["epsilon"] == pytest.approx(3.9762, abs=1e-4)
+    assert printed["epsilon"] == pytest.approx(
+        composed_epsilon(512 / NUM_DIGITS, 4.0, 50, 1e-4), rel=1e-9
+    )
+    assert composed_epsilon(512 / NUM_DIGITS, 4.0, 51, 1e-4) > 4.0
+
+
+def test_epochs_end_the_loop_if_the_budget_lasts():
+    plan = custom_training_loop.make_plan(parse("--epochs=2", "--epsilon=50"), NUM_DIGITS)
+    assert plan.steps == plan.sampling.steps(2)
+
+
+def test_loop_stops_within_an_epoch_where_the_budget_ends(tmp_path, capsys):
+    arguments = ("--batch_size=240", "--epochs=3", "--epsilon=1.4", f"--data_dir={tmp_path}")
+    progress = custom_training_loop.run(parse(*arguments))
+    printed = capsys.readouterr().out
+    epsilon = lambda rounds: composed_epsilon(480 / NUM_DIGITS, 4.0, rounds, 1e-4)
+    for steps, spent, accuracy in progress:
+        assert spent == pytest.approx(epsilon(math.ceil(steps / 2)), rel=1e-9)
+        assert f"{steps} steps, " in printed and f"test accuracy {accuracy:.4f}" in printed
+    last = progress[-1][0]
+    assert last % 6 != 0 and epsilon(last // 2) <= 1.4 < epsilon(last // 2 + 1)
+    assert "Stopped: another round would exceed --epsilon=1.4" in printed
+    assert f"The model after {last} steps is (epsilon, delta)-differentially private" in printed
+    assert re.search(r"^  noise_multiplier: 4.0$", printed, re.MULTILINE)
+
+
+def test_the_loop_that_the_docstring_warns_of_is_refused():
+    text = custom_training_loop.__doc__
+    blocks = re.findall(r"^\n((?:    .+\n)+)", text, re.MULTILINE)
+    (wrong,) = [block for block in blocks if "GradientTape" in block]
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    optimizer = dice_tf.DiceSGDOptimizer(
+        l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4
+    )
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x, y = np.ones((4, 3), np.float32), np.zeros(4, np.int32)
+    before = [v.numpy() for v in model.variables]
+    with pytest.raises(dice_tf.errors.PlainGradientsError, match="private_train_step"):
+        exec(textwrap.dedent(wrong), {"tf": tf, "model": model, "x": x, "y": y})
+    for value, variable in zip(before, model.variables, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
