@@ -55,9 +55,11 @@ DEMO = [
 ]
 
 EXAMPLES = DEMO + [
-    # The vision transformer and the text models; 0.21 is the oldest release whose ViT
-    # passes the tests.
-    "keras-hub>=0.21,<1",
+    # The vision transformer, GPT-2, BERT and their tokenizers; 0.25 is the newest for Python
+    # 3.10. It brings the tensorflow-text of the installed TensorFlow, except on Windows.
+    "keras-hub>=0.25,<1",
+    # Reads the weights of the packaged text encoder; keras-hub does not declare it.
+    "safetensors>=0.4",
     # Scores generated texts: BLEU.
     "sacrebleu>=2.4",
     # The same: NIST and METEOR.

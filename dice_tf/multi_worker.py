@@ -19,7 +19,7 @@ import tensorflow as tf
 from dice_tf.errors import DistributionError, SamplingError
 
 # The versions of Keras, first included and last excluded, whose `fit` fails with several workers
-# for any optimizer, and works with what this module does about it: 3.12 and 3.15 were tried.
+# for any optimizer, and works with what this module does about it; all four were tried.
 REPAIRED_KERAS = ((3, 12), (3, 16))
 
 _agreed = weakref.WeakSet()

@@ -213,8 +213,6 @@ def run(settings):
     Returns:
         The Keras `History`.
     """
-    if settings.seed is not None:
-        keras.utils.set_random_seed(settings.seed)
     if settings.output_dir is not None:
         pathlib.Path(settings.output_dir).mkdir(parents=True, exist_ok=True)
     return {"generate": _generate, "classify": _classify}[settings.task](settings)
@@ -323,6 +321,9 @@ def _report_texts(settings, inputs, texts, references):
 
 def _load(settings, data):
     data = text_datasets.selected(data, settings.num_examples, settings.validation_fraction)
+    if settings.seed is not None:
+        # Not before: preparing a data set, which happens once, draws random numbers, too.
+        keras.utils.set_random_seed(settings.seed)
     print(f"Data: {data.source}; {len(data.train)} training texts.")
     return data
 
