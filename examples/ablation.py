@@ -48,6 +48,7 @@ import keras
 import plots
 import tensorflow as tf
 import train_image_classifier
+import trial_log
 
 import dice_tf
 
@@ -194,7 +195,7 @@ def run(flag_values, trainer=IMAGES):
     grids = ablation_cells.make_grids(flag_values, settings)
     cells = list(dict.fromkeys(cell for grid in grids for cell in grid.cells))
     folder = pathlib.Path(settings.output_dir)
-    ablation_cells.claim_folder(folder, shared_parameters(settings, task))
+    trial_log.claim_folder(folder, shared_parameters(settings, task))
     results = ablation_cells.read(folder)
     missing = [cell for cell in cells if cell not in results]
 

@@ -1,21 +1,19 @@
 # Copyright 2026 The dice_tf Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The cells of a search: its two grids, and files that outlive a kill at any moment."""
+"""The cells of a search: its two grids, and the file of those that are finished."""
 
-import csv
-import json
 import math
-import os
 from typing import NamedTuple
 
 from absl import app
+import trial_log
 
 L2_NORM_CLIPS = "0.01,0.03,0.1,0.3,1"
 ERROR_NORM_CLIPS = f"0,{L2_NORM_CLIPS}"
 # Of the default learning rate.
 LEARNING_RATE_FACTORS = (0.1, 0.25, 0.5, 1.0, 2.0)
 
-SETTINGS, CELLS = "settings.json", "cells.csv"
+CELLS = "cells.csv"
 
 
 class Cell(NamedTuple):
@@ -111,90 +109,11 @@ def _numbers(flag_values, name, smallest=1e-9):
     return values
 
 
-def claim_folder(folder, shared):
-    """Makes a folder belong to one search, or checks that it does.
-
-    Args:
-        folder: `pathlib.Path`.
-        shared: Dict of what all cells depend on, in types that JSON has.
-
-    Raises:
-        ValueError: If the folder has cells of another search, or of an unknown one.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / SETTINGS
-    remedy = "Name another --output_dir, or remove this one."
-    if not path.exists():
-        if (folder / CELLS).exists():
-            raise ValueError(f"{folder} has {CELLS} but no {SETTINGS} to check it by. {remedy}")
-        # Renamed when complete: there is never half a file of this name.
-        part = path.with_suffix(".part")
-        _write(part, "w", json.dumps(shared, indent=1))
-        os.replace(part, path)
-        return
-    known = json.loads(path.read_text(encoding="utf-8"))
-    different = [
-        f"{name} was {known.get(name)!r} and is {shared.get(name)!r}"
-        for name in sorted({*known, *shared})
-        if known.get(name) != shared.get(name)
-    ]
-    if different:
-        raise ValueError(
-            f"{folder} has the cells of another search: {'; '.join(different)}. {remedy}"
-        )
-
-
 def read(folder):
-    """Returns the finished cells, and removes a row that a kill cut short.
-
-    Args:
-        folder: `pathlib.Path`.
-
-    Returns:
-        Dict from `Cell` to `Result`.
-
-    Raises:
-        ValueError: If the file has other columns.
-    """
-    path = folder / CELLS
-    header = ",".join((*Cell._fields, *Result._fields)) + "\n"
-    content = path.read_bytes() if path.exists() else b""
-    complete = content[: content.rfind(b"\n") + 1].decode("utf-8")
-    if complete and not complete.startswith(header):
-        raise ValueError(f"{path} does not start with {header!r}. Name another --output_dir.")
-    if len(complete) < len(content):
-        os.truncate(path, len(complete))
-    if not complete:
-        _write(path, "a", header)
-    rows = csv.DictReader(complete.splitlines())
-    return {_parse(Cell, row): _parse(Result, row) for row in rows}
+    """Returns a dict from the finished cells of a folder to their results."""
+    return trial_log.read(folder / CELLS, Cell, Result)
 
 
 def append(folder, cell, result):
-    """Adds a finished cell, and returns when it is on disk.
-
-    Args:
-        folder: `pathlib.Path`.
-        cell: `Cell`.
-        result: `Result`.
-    """
-    # The `repr` of a float is read back as the same float; that of NumPy's is not one.
-    values = [*_typed(Cell, cell), *_typed(Result, result)]
-    _write(folder / CELLS, "a", ",".join(map(repr, values)) + "\n")
-
-
-def _typed(kind, values):
-    """Returns `values` in the types that the fields of `kind` have."""
-    types = kind.__annotations__.values()
-    return kind(*(to_type(value) for to_type, value in zip(types, values, strict=True)))
-
-
-def _parse(kind, row):
-    return _typed(kind, [row[name] for name in kind._fields])
-
-
-def _write(path, mode, text):
-    with open(path, mode, encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    """Adds a finished cell, and returns when it is on disk."""
+    trial_log.append(folder / CELLS, cell, result)

@@ -24,6 +24,7 @@ import ablation
 import ablation_cells
 import ablation_text
 from image_classifier_flags import settings_from
+import trial_log
 
 HELD_OUT, TRAINED = 287, 1150
 PARAMETERS = ("l2_norm_clip", "error_norm_clip", "noise_stddev")
@@ -169,7 +170,7 @@ def test_cells_of_another_search_are_refused(data_dir, tmp_path, trained, change
 def test_cells_without_their_settings_are_refused(tmp_path):
     (tmp_path / "cells.csv").write_text("a,b\n1,2\n", encoding="utf-8")
     with pytest.raises(ValueError, match="no settings.json"):
-        ablation_cells.claim_folder(tmp_path, {})
+        trial_log.claim_folder(tmp_path, {})
     with pytest.raises(ValueError, match="does not start with"):
         ablation_cells.read(tmp_path)
     assert (tmp_path / "cells.csv").read_text(encoding="utf-8") == "a,b\n1,2\n"
