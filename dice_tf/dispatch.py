@@ -73,6 +73,7 @@ def _fit(stock_fit):
     def fit(self, x=None, *args, **kwargs):
         if _has_private_optimizer(self):
             multi_worker.check_training_data(self, x)
+            multi_worker.align_samplers(self, x)
             multi_worker.check_workers_agree(self)
             given = inspect.signature(stock_fit).bind(self, x, *args, **kwargs).arguments
             callbacks = shared_backups.share_backups(self, given.get("callbacks"))

@@ -137,9 +137,6 @@ def agreed(model):
 def check_training_data(model, x):
     """Refuses data of which several workers may each take more than their share.
 
-    Also makes the samplers of all workers begin at the same place: how far a run before
-    this one prefetched, and so began passes over the data, was up to each worker.
-
     Args:
         model: Compiled Keras model with a private optimizer.
         x: What `fit` received as `x`.
@@ -147,20 +144,33 @@ def check_training_data(model, x):
     Raises:
         SamplingError: If there are several workers, and `x` is not from a sampler.
     """
-    strategy = model.distribute_strategy
-    if not has_several_workers(strategy):
-        return
-    samplings = _samplings(x)
-    if not samplings:
+    if has_several_workers(model.distribute_strategy) and not _samplings(x):
         raise SamplingError(
             "With several workers each must take its share of the same batch, and shuffling or "
             "sharding on their own could show an example to several of them. Pass `fit` the data "
             "set of a sampler, made within `strategy.scope()`: for data in any order "
             f"`ShuffledEpochs(num_examples, batch_size).dataset(x, y)`. Received: x={type(x)}."
         )
-    for sampling in samplings:
+
+
+def align_samplers(model, x):
+    """Makes the samplers of several workers begin at the same place.
+
+    How far a run before this one prefetched, and so began passes over the data, was up to each
+    worker: they would draw different batches, and an example could enter a step twice.
+
+    Args:
+        model: Compiled Keras model with a private optimizer.
+        x: What `fit` received as `x`, after `check_training_data`.
+    """
+    strategy = model.distribute_strategy
+    if not has_several_workers(strategy):
+        return
+    for sampling in _samplings(x):
         state = sampling._state
-        state.iterations = int(values_of_chief(strategy, [state.iterations])[0])
+        begun = int(values_of_chief(strategy, [state.iterations])[0])
+        with state.lock:
+            state.iterations = begun
 
 
 def join_workers(sampling):

@@ -18,9 +18,10 @@ Each method is run at its best: DP-SGD (C2 = 0) draws every step from all exampl
 DiceSGD from s + 1 groups that take turns, with s feedback steps of C2 = s C1. Its s is one
 more thing to tune, and has to share the budget. Noise is calibrated with the same accountant.
 
-What it needs: as train_image_classifier.py; for fashion_mnist 3 GB of memory. How long it takes
-on two cores: about an hour for the default, three for Fashion-MNIST. It shows the time that
-is left and can be killed: started again with the same flags it goes on.
+What it needs: as train_image_classifier.py; for fashion_mnist a few GB of memory. How long it
+takes on two cores: 5 to 8 seconds per trial for digits and heavy_tails, so about an hour for
+the default; Fashion-MNIST takes hours (an estimate). It shows the time that is left and can
+be killed: started again with the same flags it goes on.
 
 Intervals do not cover other training data, nor that the test set is a sample too (360 digits:
 about one point). On private data a search costs privacy: every trial is (epsilon,
