@@ -47,6 +47,7 @@ import image_datasets
 import keras
 import plots
 import tensorflow as tf
+import private_run
 import train_image_classifier
 import trial_log
 
@@ -79,7 +80,7 @@ class Trainer(NamedTuple):
     Attributes:
         settings_from: Function from parsed flags to settings, a tuple with names.
         make_plan: Function from settings and a number of examples to a
-            `train_image_classifier.Plan`.
+            `private_run.Plan`.
         load_task: Function from settings to a `Task`.
     """
 
@@ -129,7 +130,7 @@ def plan_cell(trainer, cell, settings, num_examples):
         num_examples: Int, number of training examples.
 
     Returns:
-        `train_image_classifier.Plan`.
+        `private_run.Plan`.
     """
     # In units of C1 the noise depends on C2 / C1 alone, so it is calibrated once for each
     # ratio. Rounded up, which errs on the side of more noise.
@@ -250,7 +251,7 @@ def shared_parameters(settings, task):
 
 def _print_privacy(trainer, cell, settings, num_examples):
     plan = plan_cell(trainer, cell, settings, num_examples)
-    parameters = train_image_classifier.privacy_parameters(plan)
+    parameters = private_run.privacy_parameters(plan)
     names = ("l2_norm_clip", "error_norm_clip", "noise_multiplier", "noise_stddev", "epsilon")
     print("\nPrivacy parameters that all cells share:")
     for name, value in parameters.items():

@@ -30,7 +30,7 @@ import image_datasets
 import image_models
 import keras
 import tensorflow as tf
-import train_image_classifier
+import private_run
 
 import dice_tf
 from dice_tf import accounting
@@ -44,7 +44,7 @@ def make_plan(settings, num_examples):
         num_examples: Int, number of training images.
 
     Returns:
-        `train_image_classifier.Plan`. Its steps are at most those of `--epochs`.
+        `private_run.Plan`. Its steps are at most those of `--epochs`.
     """
     sampling = dice_tf.CyclicPoissonSampling(num_examples, settings.batch_size)
     optimizer = dice_tf.DiceSGDOptimizer(
@@ -58,14 +58,14 @@ def make_plan(settings, num_examples):
         settings.epsilon, settings.delta, optimizer.mechanism, sampling
     )
     steps = min(affordable, sampling.steps(settings.epochs))
-    return train_image_classifier.Plan(sampling, optimizer, steps, settings.delta)
+    return private_run.Plan(sampling, optimizer, steps, settings.delta)
 
 
 def train(plan, data, model, epochs):
     """Trains until the epochs or the budget are used up, and prints epsilon on the way.
 
     Args:
-        plan: `train_image_classifier.Plan`.
+        plan: `private_run.Plan`.
         data: `image_datasets.ImageData`.
         model: Compiled `keras.Model`.
         epochs: Int.
@@ -116,9 +116,7 @@ def run(settings):
     """
     data = image_datasets.load_images("digits", settings.data_dir)
     plan = make_plan(settings, len(data.x_train))
-    print("Privacy parameters:")
-    for name, value in train_image_classifier.privacy_parameters(plan).items():
-        print(f"  {name}: {value}")
+    private_run.print_privacy_parameters(plan)
     model = image_models.build_model("digits", data.x_train.shape[1:], data.num_classes)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(plan.optimizer, loss, metrics=["accuracy"])

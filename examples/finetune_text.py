@@ -43,16 +43,13 @@ import keras
 import keras_hub
 import numpy as np
 import plots
+import private_run
 import tensorflow as tf
 import text_datasets
 import text_finetuning_flags
 import text_models
 import text_scores
 import text_tokens
-from train_image_classifier import Plan, make_sampling, privacy_parameters
-
-import dice_tf
-from dice_tf import accounting
 
 PROMPTS_AT_ONCE = 32
 
@@ -101,25 +98,15 @@ def make_plan(settings, num_examples):
         num_examples: Int, number of training texts.
 
     Returns:
-        `Plan`.
+        `private_run.Plan`.
     """
-    sampling = make_sampling(settings, num_examples)
-    steps = sampling.steps(settings.epochs)
-    clips = dict(l2_norm_clip=settings.l2_norm_clip, error_norm_clip=settings.error_norm_clip)
-    noise_multiplier = settings.noise_multiplier
-    if noise_multiplier is None:
-        noise_multiplier = accounting.calibrate_noise_multiplier(
-            settings.epsilon, settings.delta, sampling, steps, **clips
+
+    def make_optimizer(steps, **arguments):
+        return text_finetuning_flags.PRIVATE_OPTIMIZERS[settings.optimizer](
+            learning_rate=make_schedule(settings, steps), **arguments
         )
-    optimizer = text_finetuning_flags.PRIVATE_OPTIMIZERS[settings.optimizer](
-        learning_rate=make_schedule(settings, steps),
-        noise_multiplier=noise_multiplier,
-        expected_batch_size=settings.batch_size,
-        chunk_size=settings.chunk_size,
-        noise_seed=settings.seed,
-        **clips,
-    )
-    return Plan(sampling, optimizer, steps, settings.delta)
+
+    return private_run.make_plan(settings, num_examples, make_optimizer)
 
 
 def accuracy(targets, logits):
@@ -155,30 +142,9 @@ def train_privately(settings, model, data, validation, **compile_arguments):
         The Keras `History`.
     """
     plan = make_plan(settings, len(data[1]))
-    print("\nPrivacy parameters:")
-    for name, value in privacy_parameters(plan).items():
-        print(f"  {name}: {value}")
-    if settings.seed is not None:
-        print(f"--seed={settings.seed} fixes the noise: private only while nobody knows it.")
-    print(flush=True)
-
-    budget = dice_tf.EpsilonCallback(plan.sampling, plan.delta, target_epsilon=settings.epsilon)
     model.compile(optimizer=plan.optimizer, **compile_arguments)
-    history = model.fit(
-        plan.sampling.dataset(*data, epochs=settings.epochs),
-        # The sampling decides the order; Keras warns if it is also asked to.
-        shuffle=False,
-        epochs=settings.epochs,
-        validation_data=validation,
-        callbacks=[budget, *_csv_logger(settings)],
-    )
-    mechanism, steps = plan.optimizer.mechanism, budget.accounted_steps()
-    print(f"\n{accounting.guarantee(mechanism, plan.sampling, steps, plan.delta)}.")
+    history = private_run.fit(settings, plan, model, data, validation)
     if settings.output_dir is not None:
-        path = pathlib.Path(settings.output_dir) / "privacy_statement.txt"
-        statement = accounting.privacy_statement(mechanism, plan.sampling, steps, plan.delta)
-        path.write_text(statement, encoding="utf-8")
-        print(f"The full statement is in {path}")
         _plot(settings, history, plan.sampling.steps_per_epoch, plan.delta)
     return history
 
@@ -196,7 +162,7 @@ def train_without_privacy(settings, model, data, validation, **compile_arguments
         shuffle=False,
         epochs=settings.epochs,
         validation_data=validation,
-        callbacks=_csv_logger(settings),
+        callbacks=private_run.csv_logger(settings.output_dir),
     )
     print("\n*** This model was trained WITHOUT privacy: epsilon is infinite. ***")
     if settings.output_dir is not None:
@@ -342,12 +308,6 @@ def _train(settings, model, data, validation, **compile_arguments):
 def _tested_on(settings, data):
     kind = "held-out training" if settings.validation_fraction else "test"
     return f"{len(data.test)} {kind} texts"
-
-
-def _csv_logger(settings):
-    if settings.output_dir is None:
-        return []
-    return [keras.callbacks.CSVLogger(str(pathlib.Path(settings.output_dir) / "training.csv"))]
 
 
 def _write_csv(path, header, rows):

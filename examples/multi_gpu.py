@@ -26,7 +26,7 @@ import image_datasets
 import image_models
 import keras
 import tensorflow as tf
-import train_image_classifier
+import private_run
 
 import dice_tf
 from dice_tf import accounting
@@ -71,7 +71,7 @@ def make_plan(settings, num_examples):
         num_examples: Int, number of training images.
 
     Returns:
-        `train_image_classifier.Plan`.
+        `private_run.Plan`.
     """
     defaults = image_classifier_flags.DEFAULTS[settings.dataset]
     batch_size = settings.batch_size or defaults.batch_size
@@ -87,7 +87,7 @@ def make_plan(settings, num_examples):
         noise_multiplier=noise_multiplier,
         expected_batch_size=batch_size,
     )
-    return train_image_classifier.Plan(sampling, optimizer, steps, defaults.delta)
+    return private_run.Plan(sampling, optimizer, steps, defaults.delta)
 
 
 def run(settings):
@@ -116,9 +116,7 @@ def run(settings):
     batch = plan.sampling.expected_batch_size
     print(f"{replicas} device(s): {', '.join(strategy.extended.worker_devices)}")
     print(f"Expected batch: {batch} images, {batch / replicas:g} on each device.")
-    print("Privacy parameters:")
-    for name, value in train_image_classifier.privacy_parameters(plan).items():
-        print(f"  {name}: {value}")
+    private_run.print_privacy_parameters(plan)
 
     clock = Clock()
     budget = dice_tf.EpsilonCallback(plan.sampling, plan.delta, target_epsilon=settings.epsilon)

@@ -37,7 +37,6 @@ privacy_statement.txt there.
 
 import pathlib
 import time
-from typing import NamedTuple
 
 from absl import app, flags, logging
 import image_classifier_flags
@@ -45,41 +44,8 @@ import image_datasets
 import image_models
 import keras
 import plots
+import private_run
 import tensorflow as tf
-
-import dice_tf
-from dice_tf import accounting
-
-
-class Plan(NamedTuple):
-    """Everything that decides how a private run trains.
-
-    Attributes:
-        sampling: How batches are drawn.
-        optimizer: The private optimizer.
-        steps: Int, number of optimizer steps.
-        delta: Float.
-    """
-
-    sampling: dice_tf.PoissonSampling | dice_tf.CyclicPoissonSampling | dice_tf.ShuffledEpochs
-    optimizer: keras.optimizers.Optimizer
-    steps: int
-    delta: float
-
-
-def make_sampling(settings, num_examples):
-    """Returns how batches are drawn.
-
-    Args:
-        settings: `Settings` of the flags.
-        num_examples: Int, number of training images.
-    """
-    size, seed = settings.batch_size, settings.seed
-    if settings.sampling == "poisson":
-        return dice_tf.PoissonSampling(num_examples, size, seed=seed)
-    if settings.sampling == "shuffled":
-        return dice_tf.ShuffledEpochs(num_examples, size, seed=seed)
-    return dice_tf.CyclicPoissonSampling(num_examples, size, settings.num_groups, seed=seed)
 
 
 def make_plan(settings, num_examples):
@@ -90,58 +56,19 @@ def make_plan(settings, num_examples):
         num_examples: Int, number of training images.
 
     Returns:
-        `Plan`.
+        `private_run.Plan`.
     """
-    sampling = make_sampling(settings, num_examples)
-    steps = sampling.steps(settings.epochs)
-    clips = dict(l2_norm_clip=settings.l2_norm_clip, error_norm_clip=settings.error_norm_clip)
-    noise_multiplier = settings.noise_multiplier
-    if noise_multiplier is None:
-        noise_multiplier = accounting.calibrate_noise_multiplier(
-            settings.epsilon, settings.delta, sampling, steps, **clips
+
+    def make_optimizer(steps, **arguments):
+        del steps  # The learning rate is constant.
+        return image_classifier_flags.PRIVATE_OPTIMIZERS[settings.optimizer](
+            learning_rate=settings.learning_rate,
+            momentum=settings.momentum,
+            rescale_to_unit_norm=settings.rescale_to_unit_norm,
+            **arguments,
         )
-    optimizer = image_classifier_flags.PRIVATE_OPTIMIZERS[settings.optimizer](
-        learning_rate=settings.learning_rate,
-        momentum=settings.momentum,
-        noise_multiplier=noise_multiplier,
-        expected_batch_size=settings.batch_size,
-        rescale_to_unit_norm=settings.rescale_to_unit_norm,
-        chunk_size=settings.chunk_size,
-        noise_seed=settings.seed,
-        **clips,
-    )
-    return Plan(sampling, optimizer, steps, settings.delta)
 
-
-def privacy_parameters(plan):
-    """Returns every number that enters epsilon, and epsilon after the whole run.
-
-    Args:
-        plan: `Plan`.
-
-    Returns:
-        Dict from name to value.
-    """
-    mechanism, sampling = plan.optimizer.mechanism, plan.sampling
-    guarantee = accounting.guarantee(mechanism, sampling, plan.steps, plan.delta)
-    return {
-        "num_examples": sampling.num_examples,
-        "expected_batch_size": sampling.expected_batch_size,
-        "sampling": type(sampling).__name__,
-        "num_groups": sampling.num_groups,
-        "sampling_probability": sampling.sampling_probability,
-        "steps": plan.steps,
-        "rounds": sampling.rounds(plan.steps),
-        "l2_norm_clip": mechanism.l2_norm_clip,
-        "error_norm_clip": mechanism.error_norm_clip,
-        "bound_residuals": mechanism.bound_residuals,
-        "noise_multiplier": mechanism.noise_multiplier,
-        "noise_stddev": mechanism.noise_stddev,
-        "delta": plan.delta,
-        "neighbouring_relation": guarantee.neighbouring_relation,
-        "accountant": guarantee.accountant,
-        "epsilon": guarantee.epsilon,
-    }
+    return private_run.make_plan(settings, num_examples, make_optimizer)
 
 
 def train_privately(settings, data, model):
@@ -156,30 +83,10 @@ def train_privately(settings, data, model):
         The Keras `History`.
     """
     plan = make_plan(settings, len(data.x_train))
-    print("\nPrivacy parameters:")
-    for name, value in privacy_parameters(plan).items():
-        print(f"  {name}: {value}")
-    if settings.seed is not None:
-        print(f"--seed={settings.seed} fixes the noise: private only while nobody knows it.")
-    print(flush=True)
-
-    budget = dice_tf.EpsilonCallback(plan.sampling, plan.delta, target_epsilon=settings.epsilon)
     compile_model(model, plan.optimizer)
-    history = model.fit(
-        plan.sampling.dataset(data.x_train, data.y_train, epochs=settings.epochs),
-        # The sampling decides the order; Keras warns if it is also asked to.
-        shuffle=False,
-        epochs=settings.epochs,
-        validation_data=(data.x_test, data.y_test),
-        callbacks=[budget, *_csv_logger(settings)],
-    )
-    mechanism, steps = plan.optimizer.mechanism, budget.accounted_steps()
-    print(f"\n{accounting.guarantee(mechanism, plan.sampling, steps, plan.delta)}.")
+    train, test = (data.x_train, data.y_train), (data.x_test, data.y_test)
+    history = private_run.fit(settings, plan, model, train, test)
     if settings.output_dir is not None:
-        path = pathlib.Path(settings.output_dir) / "privacy_statement.txt"
-        statement = accounting.privacy_statement(mechanism, plan.sampling, steps, plan.delta)
-        path.write_text(statement, encoding="utf-8")
-        print(f"The full statement is in {path}")
         _plot(settings, history, plan.sampling.steps_per_epoch, plan.delta)
     return history
 
@@ -203,7 +110,7 @@ def train_without_privacy(settings, data, model):
         batch_size=settings.batch_size,
         epochs=settings.epochs,
         validation_data=(data.x_test, data.y_test),
-        callbacks=_csv_logger(settings),
+        callbacks=private_run.csv_logger(settings.output_dir),
     )
     print("\n*** This model was trained WITHOUT privacy: epsilon is infinite. ***")
     if settings.output_dir is not None:
@@ -269,12 +176,6 @@ def compile_model(model, optimizer):
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
-
-
-def _csv_logger(settings):
-    if settings.output_dir is None:
-        return []
-    return [keras.callbacks.CSVLogger(str(pathlib.Path(settings.output_dir) / "training.csv"))]
 
 
 def _plot(settings, history, steps_per_epoch, delta=None):

@@ -19,7 +19,7 @@ import tensorflow as tf
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "examples"))
 
 import custom_training_loop
-import train_image_classifier
+import private_run
 
 import dice_tf
 
@@ -43,7 +43,7 @@ def composed_epsilon(probability, noise_multiplier, rounds, delta):
 
 def test_plain_command_spends_its_budget():
     plan = custom_training_loop.make_plan(parse(), NUM_DIGITS)
-    printed = train_image_classifier.privacy_parameters(plan)
+    printed = private_run.privacy_parameters(plan)
     assert (printed["steps"], printed["rounds"]) == (100, 50)
     assert printed["epsilon"] == pytest.approx(3.9762, abs=1e-4)
     assert printed["epsilon"] == pytest.approx(

@@ -26,6 +26,7 @@ EXAMPLES = pathlib.Path(__file__).resolve().parents[1] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
 import finetune_text
+import private_run
 import text_datasets
 import text_finetuning_flags
 import text_models
@@ -47,7 +48,7 @@ def parse(*arguments):
 
 def parameters(*arguments, num_examples=NUM_E2E):
     plan = finetune_text.make_plan(parse(*arguments), num_examples)
-    return finetune_text.privacy_parameters(plan)
+    return private_run.privacy_parameters(plan)
 
 
 def printed_parameters(text):

@@ -20,7 +20,7 @@ TESTS = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(TESTS.parent / "examples"))
 
 import multi_gpu
-import train_image_classifier
+import private_run
 
 NUM_DIGITS = 1437
 
@@ -69,7 +69,7 @@ def printed(tmp_path_factory):
 @pytest.mark.parametrize("arguments", [(), ("--epsilon=3", "--batch_size=100", "--epochs=7")])
 def test_epsilon_is_that_of_dp_accounting_on_any_number_of_devices(arguments):
     settings = parse(*arguments)
-    parameters = train_image_classifier.privacy_parameters(
+    parameters = private_run.privacy_parameters(
         multi_gpu.make_plan(settings, NUM_DIGITS)
     )
     assert settings.epsilon - 0.01 < parameters["epsilon"] <= settings.epsilon

@@ -23,6 +23,7 @@ sys.path.insert(0, str(EXAMPLES))
 import image_classifier_flags
 import image_datasets
 import image_models
+import private_run
 import train_image_classifier
 
 import dice_tf
@@ -40,7 +41,7 @@ def parse(*arguments):
 
 def parameters(*arguments, num_examples=NUM_DIGITS):
     plan = train_image_classifier.make_plan(parse(*arguments), num_examples)
-    return train_image_classifier.privacy_parameters(plan)
+    return private_run.privacy_parameters(plan)
 
 
 def printed_parameters(text):
@@ -119,7 +120,7 @@ def test_plain_command_is_private_at_the_promised_level():
 def test_setting_of_the_paper_is_the_default_of_the_transformer_on_cifar():
     arguments = ("--dataset=cifar10", "--model=vit")
     plan = train_image_classifier.make_plan(parse(*arguments), 50_000)
-    printed = train_image_classifier.privacy_parameters(plan)
+    printed = private_run.privacy_parameters(plan)
     assert (printed["steps"], printed["expected_batch_size"], printed["delta"]) == (150, 1000, 1e-5)
     assert 1.99 < printed["epsilon"] <= 2.0
     # Every other step may hold an example, of one group of two, with probability 2 * 1000 / 50000.
