@@ -7,15 +7,14 @@ lets an example change the gradients of the others, or that stores something com
 from the batch, lets it escape that bound.
 """
 
-import math
-
 import keras
 
 from dice_tf.errors import LossError, ModelError
 from dice_tf.per_example.loss import call_in_training
 
-# Layers of the GroupNormalization paper's recommended size (Wu & He, 2018).
-_MOST_GROUPS = 32
+# The two choices that Wu & He (2018) found best. A group of one channel is of no use: without
+# positions to average over it is a constant, and with them their mean is.
+_MOST_GROUPS, _CHANNELS_PER_GROUP = 32, 16
 
 
 def check_model(model):
@@ -93,9 +92,9 @@ def check_forward_pass(model, x):
 def fix_model(model):
     """Returns a copy in which every BatchNormalization is a GroupNormalization.
 
-    GroupNormalization normalises each example on its own. The other layers keep their
-    configuration and weights; the replaced ones start anew, because batch statistics
-    have no meaning for them.
+    GroupNormalization normalises each example on its own: images in groups of 16 channels
+    or more, vectors in one group. The other layers keep their configuration and weights;
+    the replaced ones start anew, because batch statistics have no meaning for them.
 
     Args:
         model: A Sequential or Functional Keras model.
@@ -132,8 +131,8 @@ def _problem(layer):
     if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
         return (
             "normalises with statistics of the whole batch, so each example changes the gradients "
-            "of the others. Use `dice_tf.fix_model(model)` to replace it by GroupNormalization, or "
-            "set `layer.trainable = False` to keep it fixed."
+            "of the others. Leave it out, use `dice_tf.fix_model(model)` to replace it by "
+            "GroupNormalization, or, if it was pretrained, set `layer.trainable = False`."
         )
     if getattr(layer, "stateful", False) and isinstance(layer, keras.layers.RNN):
         return (
@@ -151,12 +150,18 @@ def _problem(layer):
 def _without_batch_statistics(layer):
     if not isinstance(layer, keras.layers.BatchNormalization):
         return layer.__class__.from_config(layer.get_config())
-    channels = layer.gamma.shape[0] if layer.gamma is not None else layer.moving_mean.shape[0]
     return keras.layers.GroupNormalization(
-        groups=math.gcd(channels, _MOST_GROUPS),
+        groups=_groups(layer),
         axis=layer.axis,
         epsilon=layer.epsilon,
         center=layer.center,
         scale=layer.scale,
         name=layer.name,
     )
+
+
+def _groups(layer):
+    channels = layer.moving_mean.shape[0]
+    # Units of a dense layer have no order that would make some of them a group.
+    most = 1 if layer.input_spec.ndim == 2 else min(_MOST_GROUPS, channels // _CHANNELS_PER_GROUP)
+    return max((g for g in range(1, most + 1) if channels % g == 0), default=1)

@@ -104,7 +104,7 @@ def test_case_17_fix_model_replaces_batch_normalization_and_keeps_other_weights(
     fixed = fix_model(model)
     norm = fixed.get_layer("norm")
     assert isinstance(norm, LAYERS.GroupNormalization)
-    assert (norm.groups, norm.epsilon) == (4, 0.01)
+    assert (norm.groups, norm.epsilon) == (1, 0.01)
     for name in ("conv", "dense"):
         for old, new in zip(model.get_layer(name).weights, fixed.get_layer(name).weights):
             np.testing.assert_array_equal(old.numpy(), new.numpy())
@@ -112,6 +112,29 @@ def test_case_17_fix_model_replaces_batch_normalization_and_keeps_other_weights(
     x = np.random.default_rng(0).normal(size=(4, 8, 8, 4)).astype("float32")
     np.testing.assert_allclose(fixed(x, training=True)[:1], fixed(x[:1], training=True), rtol=1e-5,
                                atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "make_layers, groups",
+    [
+        *((lambda n=n: [keras.layers.Dense(n)], 1) for n in (1, 8, 16, 32, 64)),
+        *(
+            (lambda n=n: [keras.layers.Reshape((2, 2, 2)), keras.layers.Conv2D(n, 1)], g)
+            for n, g in ((3, 1), (16, 1), (32, 2), (48, 3), (50, 2), (1024, 32))
+        ),
+    ],
+)
+def test_fixed_model_still_tells_its_inputs_apart(make_layers, groups):
+    model = keras.Sequential(
+        [keras.Input((8,)), *make_layers(), keras.layers.BatchNormalization(name="norm")]
+    )
+    fixed = fix_model(model)
+    assert fixed.get_layer("norm").groups == groups
+    outputs = fixed(np.random.default_rng(0).normal(size=(16, 8)).astype("float32")).numpy()
+    if outputs.ndim == 4:
+        outputs = outputs.mean((1, 2))
+    # One unit alone cannot be normalised and tell anything.
+    assert (outputs.std(0).min() > 0.01) == (outputs.shape[-1] > 1)
 
 
 def test_fix_model_says_when_it_cannot():
