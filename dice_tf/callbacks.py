@@ -3,9 +3,8 @@
 """`EpsilonCallback`: epsilon next to the loss, and a stop before it exceeds a target."""
 
 import keras
-import tensorflow as tf
 
-from dice_tf import accounting, private_checkpoints, provenance
+from dice_tf import accounting, provenance, sampling_passes
 from dice_tf.accounting.epsilon import ACCOUNTANTS
 from dice_tf.accounting.events import check_delta, check_run, check_sampling, is_unbounded
 from dice_tf.errors import (
@@ -80,7 +79,8 @@ class EpsilonCallback(keras.callbacks.Callback):
 
     def accounted_steps(self):
         """Returns the steps made so far, and those counted for passes that were cut short."""
-        return self._iterations() + self._record()["unfinished_steps"]
+        record = sampling_passes.read_record(self.model.optimizer)
+        return self._iterations() + record["unfinished_steps"]
 
     def epsilon(self):
         """Returns the epsilon spent so far. Asking costs nothing and changes nothing.
@@ -105,7 +105,7 @@ class EpsilonCallback(keras.callbacks.Callback):
                 "another optimizer of dice_tf."
             )
         check_run(optimizer.mechanism, self.sampling, 0)
-        self._has_begun = False
+        self._has_begun = self._has_stopped = False
 
     def on_epoch_begin(self, epoch, logs=None):
         """Checks the claims and the budget, and takes the number of steps from the optimizer.
@@ -125,8 +125,7 @@ class EpsilonCallback(keras.callbacks.Callback):
             self._check_steps_per_epoch()
         self._steps_before, self._draws_before = self._iterations(), self.sampling.draws
         self._check_provenance()
-        if not private_checkpoints.continue_sampling(self.model, self.sampling):
-            self._close_open_pass()
+        sampling_passes.begin(self.model, self.sampling)
 
         self._calls = self._batches = self._batches_at_sync = 0
         self._steps_per_batch = 1
@@ -155,7 +154,7 @@ class EpsilonCallback(keras.callbacks.Callback):
             self._require(self._count_after(batches))
             # Keras looks at `stop_training` only after the call that begins now.
             if not self._allows(self._count_after(following)):
-                self.model.stop_training = True
+                self.model.stop_training = self._has_stopped = True
         self._count = self._count_after(batches)
         self._calls, self._batches = self._calls + 1, self._batches + batches
         if due:
@@ -169,25 +168,23 @@ class EpsilonCallback(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         """Adds the exact `epsilon` to the logs of the epoch, and verifies the claim."""
         self._check_provenance()
-        record = self._record()
-        if record["assignment"] < 0:
-            self._assign_record(dict(record, assignment=self.sampling.assignment))
+        sampling_passes.note_assignment(self.model.optimizer, self.sampling)
         self._shown = self.epsilon()
         if logs is not None:
             logs["epsilon"] = self._shown
 
+    def on_train_end(self, logs=None):
+        """Says so, unless `verbose=0`, if it was the budget that ended training."""
+        if self._has_stopped and self.params.get("verbose"):
+            print(
+                f"EpsilonCallback ended training after {self.accounted_steps()} steps at "
+                f"epsilon={self.epsilon():.4g}: more would exceed "
+                f"target_epsilon={self.target_epsilon:g}.",
+                flush=True,
+            )
+
     def _iterations(self):
         return int(self.model.optimizer.iterations.numpy())
-
-    def _record(self):
-        # A model that is built by its first batch has no record before it.
-        optimizer = self.model.optimizer
-        stored = optimizer.sampling_record.numpy() if optimizer.built else None
-        return provenance.unpack_record(provenance.initial_record() if stored is None else stored)
-
-    def _assign_record(self, fields):
-        if self.model.optimizer.built:
-            self.model.optimizer.sampling_record.assign(provenance.pack_record(fields))
 
     def _epsilon_after(self, steps):
         mechanism = self.model.optimizer.mechanism
@@ -272,19 +269,3 @@ class EpsilonCallback(keras.callbacks.Callback):
                 "set so, without `repeat`, `take` or `drop_remainder`, and let its cardinality be "
                 "known."
             )
-
-    def _close_open_pass(self):
-        steps = self._iterations()
-        if not steps:
-            return
-        record = self._record()
-        missing = -(steps + record["unfinished_steps"]) % self.sampling.steps_per_round
-        record["unfinished_steps"] += missing
-        if self.sampling.num_groups > 1:
-            if missing or record["assignment"] != self.sampling.assignment:
-                for error in self.model.optimizer.errors:
-                    error.assign(tf.zeros(error.shape))
-            if missing:
-                record["last_group"] = self.sampling.num_groups - 1
-        record["assignment"] = self.sampling.assignment
-        self._assign_record(record)

@@ -18,7 +18,14 @@ import threading
 import keras
 import tensorflow as tf
 
-from dice_tf import distribution, multi_worker, precision, shared_backups
+from dice_tf import (
+    data_sources,
+    distribution,
+    multi_worker,
+    precision,
+    sampling_passes,
+    shared_backups,
+)
 from dice_tf.errors import OptimizerArgumentError
 from dice_tf.training import check_gradients, is_private, private_train_step
 
@@ -71,15 +78,22 @@ def _train_step(stock_step):
 
 def _fit(stock_fit):
     def fit(self, x=None, *args, **kwargs):
-        if _has_private_optimizer(self):
-            multi_worker.check_training_data(self, x)
-            multi_worker.align_samplers(self, x)
-            multi_worker.check_workers_agree(self)
-            given = inspect.signature(stock_fit).bind(self, x, *args, **kwargs).arguments
-            callbacks = shared_backups.share_backups(self, given.get("callbacks"))
-            if callbacks is not given.get("callbacks"):
-                return stock_fit(**{**given, "callbacks": callbacks})
-        return stock_fit(self, x, *args, **kwargs)
+        if not _has_private_optimizer(self):
+            return stock_fit(self, x, *args, **kwargs)
+        given = inspect.signature(stock_fit).bind(self, x, *args, **kwargs).arguments
+        samplings = multi_worker.samplings(x)
+        multi_worker.check_training_data(self, x)
+        multi_worker.align_samplers(self, x)
+        multi_worker.check_workers_agree(self)
+        callbacks = shared_backups.share_backups(self, given.get("callbacks"))
+        given["callbacks"] = sampling_passes.with_passes(self, callbacks, samplings)
+        if samplings:
+            # Otherwise Keras warns that it will not shuffle, as if something were amiss.
+            given.setdefault("shuffle", False)
+            if given.get("class_weight"):
+                given["x"] = data_sources.with_class_weights(x, given.pop("class_weight"))
+        with sampling_passes.warn_of_other_trainings(self):
+            return stock_fit(**given)
 
     return fit
 

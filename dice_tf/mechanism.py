@@ -14,6 +14,15 @@ import numbers
 from dice_tf.errors import MechanismError
 
 CLIPPING_MODES = ("flat", "automatic")
+# How to choose what has no default.
+_ADVICE = {
+    "l2_norm_clip": "`l2_norm_clip` bounds the norm of the gradient of one example (0.1 to 1 "
+    'suits many models); clipping="automatic" needs none.',
+    "noise_multiplier": "`noise_multiplier` follows from a privacy budget: "
+    "`accounting.calibrate_noise_multiplier(target_epsilon, delta, sampling, steps)`.",
+    "expected_batch_size": "`expected_batch_size` is that of the sampling object, or the "
+    "`batch_size` of `fit`.",
+}
 
 
 def check_number(name, value, *, minimum=0.0, exclusive=True, error=MechanismError):
@@ -138,6 +147,13 @@ class DiceMechanism:
             )
         if self.clipping == "automatic" and self.l2_norm_clip is None:
             store("l2_norm_clip", 1.0)
+        missing = [name for name in _ADVICE if getattr(self, name) is None]
+        if missing:
+            raise MechanismError(
+                "Privacy depends on every one of the arguments that are missing, and no default "
+                f"suits all data. Received: {', '.join(f'{name}=None' for name in missing)}. "
+                + " ".join(_ADVICE[name] for name in missing)
+            )
         store("l2_norm_clip", check_number("l2_norm_clip", self.l2_norm_clip))
         if self.error_norm_clip is None:
             store("error_norm_clip", self.l2_norm_clip)

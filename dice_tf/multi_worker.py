@@ -144,7 +144,7 @@ def check_training_data(model, x):
     Raises:
         SamplingError: If there are several workers, and `x` is not from a sampler.
     """
-    if has_several_workers(model.distribute_strategy) and not _samplings(x):
+    if has_several_workers(model.distribute_strategy) and not samplings(x):
         raise SamplingError(
             "With several workers each must take its share of the same batch, and shuffling or "
             "sharding on their own could show an example to several of them. Pass `fit` the data "
@@ -166,7 +166,7 @@ def align_samplers(model, x):
     strategy = model.distribute_strategy
     if not has_several_workers(strategy):
         return
-    for sampling in _samplings(x):
+    for sampling in samplings(x):
         state = sampling._state
         begun = int(values_of_chief(strategy, [state.iterations])[0])
         with state.lock:
@@ -213,12 +213,16 @@ def mark_as_sampled(dataset, sampling):
     dataset.sampling_of_every_worker = sampling
 
 
-def _samplings(dataset):
-    """Returns the sampling objects behind a data set; none if some of it is not from one."""
+def samplings(dataset):
+    """Returns the sampling objects behind a data set; none if some of it is not from one.
+
+    Args:
+        dataset: What `fit` received as `x`.
+    """
     if hasattr(dataset, "sampling_of_every_worker"):
         return [dataset.sampling_of_every_worker]
     inputs = dataset._inputs() if isinstance(dataset, tf.data.Dataset) else []
-    found = [_samplings(parent) for parent in inputs]
+    found = [samplings(parent) for parent in inputs]
     return sum(found, []) if all(found) else []
 
 

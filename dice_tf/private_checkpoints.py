@@ -179,8 +179,8 @@ def released(store):
 def continue_sampling(model, sampling):
     """Makes private checkpoints of a model hold its sampler's position, or restores it.
 
-    `EpsilonCallback` calls this when `fit` begins, after other callbacks loaded what they
-    load. In a loop of your own call it before the first batch, and after loading.
+    `fit` calls this before its first batch, after its callbacks loaded what they load. In
+    a loop of your own call it before the first batch, and after loading.
 
     Args:
         model: Built Keras model compiled with a private optimizer.

@@ -182,6 +182,6 @@ def check_record(record, iterations, sampling):
         raise SamplingError(
             f"Cannot claim {claim}: group 0 came back after {seen['shortest_cycle']} steps, not "
             f"{sampling.num_groups}, so one example may enter twice in a row. This happens when a "
-            "pass over the data is cut short and training goes on. Train whole epochs, or call "
-            "`fit` with an `EpsilonCallback`, which closes the open cycle first."
+            "pass over the data is cut short and a loop of your own goes on. Train whole epochs, "
+            "or call `fit`, which closes the open cycle first."
         )

@@ -251,6 +251,18 @@ def test_command_prints_tables_and_writes_files(monkeypatch, tmp_path, capsys):
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_models_are_compiled_with_xla_if_asked(tiny, monkeypatch, tmp_path, asked):
+    seen = []
+    monkeypatch.setattr(
+        benchmark, "run_cells", lambda cells, options, show: seen.append(options) or []
+    )
+    arguments = [f"--jit_compile={asked}", "--models=cnn", f"--output_dir={tmp_path}"]
+    benchmark.run(parse(benchmark, *arguments))
+    model = cell.compiled_model({**CELL, **seen[0]}, private=True)
+    assert model.jit_compile is asked
+
+
 def test_unknown_models_are_refused():
     with pytest.raises(flags.IllegalFlagValueError, match="must be names out of cnn,"):
         parse(benchmark, "--models=cnn,resnet")

@@ -320,23 +320,14 @@ def test_cyclic_run_that_was_cut_within_a_cycle_goes_on_with_a_fresh_one():
     assert callback.accounted_steps() == 18
 
 
-def test_cyclic_run_that_was_cut_and_went_on_unobserved_is_refused():
+def test_cyclic_run_that_was_cut_and_went_on_in_another_loop_is_refused():
     sampling, model = CyclicPoissonSampling(N, B), make_model()
     callback, data = EpsilonCallback(sampling, DELTA), sampling.dataset(X, Y)
-    model.fit(data, verbose=0, callbacks=[Recorder(stop_at=3)])
-    model.fit(data, verbose=0)
+    for batches in (data.take(3), data):
+        for batch in batches:
+            model.train_on_batch(*batch)
     with pytest.raises(SamplingError, match="after 1 steps, not 2"):
         model.fit(data, verbose=0, callbacks=[callback])
-
-
-def test_another_group_assignment_starts_from_an_error_of_zero():
-    one, other = CyclicPoissonSampling(N, B), CyclicPoissonSampling(N, B)
-    model, recorder = make_model(), Recorder()
-    for sampling, starts_from_zero in [(one, True), (one, False), (other, True), (other, False)]:
-        callback = EpsilonCallback(sampling, DELTA)
-        model.fit(sampling.dataset(X, Y), verbose=0, callbacks=[callback, recorder])
-        assert all(not error.any() for error in recorder.errors) == starts_from_zero
-    assert callback.accounted_steps() == iterations(model) == 4 * one.steps_per_epoch
 
 
 def test_shuffled_epoch_that_was_cut_counts_in_full():
@@ -362,6 +353,22 @@ def test_resumed_run_reports_the_whole_run(tmp_path):
     again = EpsilonCallback(sampling, DELTA)
     history = resumed.fit(sampling.dataset(X, Y), verbose=0, callbacks=[again]).history
     assert history["epsilon"] == [spent(model, sampling, 2 * sampling.steps_per_epoch)]
+
+
+@pytest.mark.parametrize("verbose", [0, 2])
+def test_end_of_the_budget_is_said_unless_told_to_be_silent(verbose, capsys):
+    sampling, model = PoissonSampling(N, B), make_model()
+
+    def fit(target):
+        callback = EpsilonCallback(sampling, DELTA, target)
+        model.fit(sampling.dataset(X, Y), verbose=verbose, callbacks=[callback])
+
+    fit(target=1000.0)
+    assert "ended training" not in capsys.readouterr().out
+    target = spent(model, sampling, 6 + 4)
+    fit(target)
+    line = f"ended training after 10 steps at epsilon={target:.4g}: more would exceed target_eps"
+    assert (line in capsys.readouterr().out) == (verbose > 0)
 
 
 def test_no_noise_is_reported_as_infinite(capsys):

@@ -16,7 +16,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from softmax_regression import BATCH, CLASSES, FEATURES, flat, make_problem
 
 import dice_tf
-from dice_tf import DiceAdamOptimizer, DiceSGDOptimizer, private_train_step
+from dice_tf import DiceAdamOptimizer, DiceSGDOptimizer, private_train_step, provenance
 
 X, Y = make_problem()
 N = len(X)
@@ -62,7 +62,12 @@ def batches():
 
 
 def state(model):
-    return flat([*model.variables, *model.optimizer.variables, *model.optimizer.errors])
+    optimizer = model.optimizer
+    # Whose groups they were is known to `fit` alone.
+    record = {**provenance.unpack_record(optimizer.sampling_record.numpy()), "assignment": None}
+    others = [v for v in optimizer.variables if v is not optimizer.sampling_record]
+    numbers = flat([*model.variables, *others, *optimizer.errors])
+    return np.concatenate([numbers, [v for v in record.values() if v is not None]])
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,29 @@ import pytest
 
 from dice_tf.errors import DicePrivacyError, MechanismError
 from dice_tf.mechanism import DiceMechanism
+from dice_tf.optimizers import DiceSGDOptimizer
 
 
 def make(**arguments):
     return DiceMechanism(
         **{"l2_norm_clip": 2.0, "noise_multiplier": 1.5, "expected_batch_size": 12, **arguments}
     )
+
+
+@pytest.mark.parametrize(
+    "name, advice",
+    [
+        ("l2_norm_clip", 'clipping="automatic" needs none'),
+        ("noise_multiplier", "calibrate_noise_multiplier"),
+        ("expected_batch_size", "`batch_size` of `fit`"),
+    ],
+)
+def test_what_was_left_out_is_named_with_advice(name, advice):
+    given = {"l2_norm_clip": 2.0, "noise_multiplier": 1.5, "expected_batch_size": 12}
+    del given[name]
+    with pytest.raises(MechanismError) as caught:
+        DiceSGDOptimizer(learning_rate=0.1, **given)
+    assert f"Received: {name}=None." in str(caught.value) and advice in str(caught.value)
 
 
 def test_error_norm_clip_defaults_to_l2_norm_clip():

@@ -51,6 +51,10 @@ def test_the_code_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
     # The last loop makes the steps of one epoch.
     assert int(names["model"].optimizer.iterations) == names["sampling"].steps_per_epoch
     assert names["Scale"] in rules._rules
+    # "so that `load_model` finds it": the layer and the loss.
+    names["model"].save(tmp_path / "scaled.keras")
+    loaded = keras.models.load_model(tmp_path / "scaled.keras")
+    assert isinstance(loaded.layers[0], names["Scale"]) and loaded.loss is names["smooth_error"]
 
 
 def test_a_wrong_rule_is_found_as_the_page_says(monkeypatch):
@@ -143,6 +147,19 @@ def test_numbers_in_the_text():
     rdp, pld = (accounting.compute_epsilon(mechanism, sampling, sampling.steps(20), 1e-5, by)
                 for by in ("rdp", "pld"))  # fmt: skip
     assert 0.05 < 1 - pld / rdp < 0.10
+    # "over five times the noise"
+    program, shuffled = (
+        accounting.calibrate_noise_multiplier(2.0, 5e-6, kind(20_000, 500), steps=600)
+        for kind in (dice_tf.CyclicPoissonSampling, dice_tf.ShuffledEpochs)
+    )
+    assert 5 < shuffled / program < 6
+    # "With 455 examples": the noise on the mean is C1 over these.
+    small = {int(batch): int(over) for over, batch in re.findall(r"C1 / (\d+) at B = (\d+)", PAGE)}
+    assert len(small) == 2
+    for batch, over in small.items():
+        sampling = dice_tf.CyclicPoissonSampling(455, batch)
+        noise = accounting.calibrate_noise_multiplier(3.0, 2e-4, sampling, sampling.steps(30))
+        assert round(batch / noise) == over
 
 
 def test_the_command_line_has_these_flags():

@@ -1,0 +1,143 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Where one `fit` ends and the next begins, as the sampling record of the optimizer has it.
+
+A pass over the data (a cycle of groups, or an epoch of `ShuffledEpochs`) that was cut short
+is counted as if it had been finished. After it, or after another assignment of examples to
+groups, an example could be drawn while its residual is still to be fed back: so the
+error starts from 0.
+"""
+
+import contextlib
+import warnings
+import weakref
+
+import keras
+import tensorflow as tf
+
+from dice_tf import private_checkpoints, provenance
+from dice_tf.accounting.events import check_run
+
+# From a model to its last private optimizer and the steps that this one had made.
+_trainings = weakref.WeakKeyDictionary()
+
+
+def read_record(optimizer):
+    """Returns the sampling record of an optimizer as a dictionary, see `provenance`.
+
+    Args:
+        optimizer: A private optimizer. One that its first batch will build has none yet.
+    """
+    stored = optimizer.sampling_record.numpy() if optimizer.built else None
+    return provenance.unpack_record(provenance.initial_record() if stored is None else stored)
+
+
+def begin(model, sampling):
+    """Continues the pass that a private checkpoint holds, or closes the one that is open.
+
+    To be called after other callbacks loaded what they load, and before the first step;
+    calling it again before that step changes nothing.
+
+    Args:
+        model: Keras model compiled with a private optimizer.
+        sampling: The object whose `dataset` feeds the steps that follow.
+    """
+    if not private_checkpoints.continue_sampling(model, sampling):
+        _close_open_pass(model.optimizer, sampling)
+
+
+def note_assignment(optimizer, sampling):
+    """Records whose groups the steps so far were drawn from, if nobody knew before them."""
+    record = read_record(optimizer)
+    if record["assignment"] < 0:
+        _write_record(optimizer, dict(record, assignment=sampling.assignment))
+
+
+def with_passes(model, callbacks, samplings):
+    """Returns the callbacks of `fit`, and one that begins its pass.
+
+    `EpsilonCallback` does so, too, but need not be there in every `fit` of a run.
+
+    Args:
+        model: Compiled Keras model with a private optimizer.
+        callbacks: What `fit` received: `None`, a callback, a nest of them or a `CallbackList`.
+        samplings: List of the sampling objects behind the data of this `fit`.
+
+    Returns:
+        The callbacks for Keras; as they are, if not one sampling object feeds this `fit`.
+    """
+    if len(samplings) != 1:
+        return callbacks
+    added = _BeginPass(samplings[0])
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks.callbacks.append(added)
+        callbacks.set_model(model)
+        return callbacks
+    return [*([] if callbacks is None else keras.tree.flatten(callbacks)), added]
+
+
+@contextlib.contextmanager
+def warn_of_other_trainings(model):
+    """Context of a `fit`: warns if another private optimizer trained the model before.
+
+    Args:
+        model: Compiled Keras model with a private optimizer.
+    """
+    optimizer = model.optimizer
+    before, steps = _trainings.get(model, (lambda: optimizer, 0))
+    if before() is not optimizer and steps:
+        warnings.warn(
+            f"Another private optimizer has trained this model for {steps} steps, and this one "
+            "counts from 0: its epsilon leaves them out. On the same data the epsilons and deltas "
+            "of both trainings add up. To go on with one count, keep the optimizer and assign "
+            "`optimizer.learning_rate`.",
+            stacklevel=4,
+        )
+    try:
+        yield
+    finally:
+        _trainings[model] = weakref.ref(optimizer), int(optimizer.iterations.numpy())
+
+
+class _BeginPass(keras.callbacks.Callback):
+    # It has no methods for batches, so that nothing runs in another thread.
+    async_safe = True
+
+    def __init__(self, sampling):
+        super().__init__()
+        self._sampling = sampling
+
+    def on_train_begin(self, logs=None):
+        check_run(self.model.optimizer.mechanism, self._sampling, 0)
+        self._has_begun = False
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if not self._has_begun:
+            # Not in `on_train_begin`, in which other callbacks load what they backed up.
+            begin(self.model, self._sampling)
+            self._has_begun = True
+
+    def on_epoch_end(self, epoch, logs=None):
+        note_assignment(self.model.optimizer, self._sampling)
+
+
+def _write_record(optimizer, fields):
+    if optimizer.built:
+        optimizer.sampling_record.assign(provenance.pack_record(fields))
+
+
+def _close_open_pass(optimizer, sampling):
+    steps = int(optimizer.iterations.numpy())
+    if not steps:
+        return
+    record = read_record(optimizer)
+    missing = -(steps + record["unfinished_steps"]) % sampling.steps_per_round
+    record["unfinished_steps"] += missing
+    if sampling.num_groups > 1:
+        if missing or record["assignment"] != sampling.assignment:
+            for error in optimizer.errors:
+                error.assign(tf.zeros(error.shape))
+        if missing:
+            record["last_group"] = sampling.num_groups - 1
+    record["assignment"] = sampling.assignment
+    _write_record(optimizer, record)
