@@ -144,6 +144,8 @@ def run(flag_values):
         "rounds": flag_values.rounds or (2 if quick else 7),
         "seconds": 0.2 if quick else 1.0,
     }
+    if flag_values.jit_compile:
+        options["jit_compile"] = True
     folder = pathlib.Path(flag_values.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     show = lambda line: print(line, flush=True)
@@ -198,6 +200,12 @@ def define_flags(flag_values):
     )
     flags.DEFINE_bool("quick", False, "Short chunks and few rounds, to see it work.", **options)
     flags.DEFINE_bool("peers", False, "Measure other packages as well.", **options)
+    flags.DEFINE_bool(
+        "jit_compile",
+        False,
+        "Compile all Keras models with XLA, which Keras leaves out where there is no GPU.",
+        **options,
+    )
     flags.DEFINE_string("output_dir", "out/benchmarks", "Folder of tables and plots.", **options)
 
 
