@@ -8,7 +8,8 @@ held-out training data. The best trial of each is then trained again with anothe
 same examples, without those held out) and tested once. All of this is repeated with other
 draws, so that the intervals cover the luck of the search as well as noise and batches. The
 table gives means, the paired difference with its 95 % confidence interval, and a plain
-verdict, also where DiceSGD loses.
+verdict, also where DiceSGD loses. Less noisy than tests of the best draws is what both
+methods make of the same draw: the table has the median of that difference, too.
 
     python examples/compare.py                                    digits and heavy tails
     python examples/compare.py --tasks=fashion_mnist --epsilons=2.7,8
@@ -38,18 +39,17 @@ import time
 from typing import NamedTuple
 
 from absl import app, flags, logging
+import comparison_report
 import comparison_tasks
 import keras
 import numpy as np
 import plots
-import scipy.stats
 import tensorflow as tf
 import trial_log
 
 import dice_tf
 from dice_tf import accounting
 
-METHODS = ("DP-SGD", "DiceSGD")
 # With 2, 3 or 6 groups: the batch sizes of the tasks give all of them equally many steps.
 FEEDBACK_STEPS = (1, 2, 5)
 AVERAGING = (0.0, 0.9, 0.98)
@@ -80,29 +80,11 @@ class Result(NamedTuple):
     seconds: float
 
 
-class Summary(NamedTuple):
-    """The comparison at one epsilon.
-
-    Attributes:
-        target_epsilon: Float.
-        scores: Dict from method to the list of test scores.
-        intervals: Dict from method to (mean, half width of the 95 % interval).
-        difference: DiceSGD less DP-SGD: (mean, low end, high end).
-        verdict: Text.
-    """
-
-    target_epsilon: float
-    scores: dict
-    intervals: dict
-    difference: tuple
-    verdict: str
-
-
 def draw_trials(method, epsilon, task, seeds):
     """Returns the trials of a search; both methods get the same draws.
 
     Args:
-        method: One of `METHODS`.
+        method: One of `comparison_report.METHODS`.
         epsilon: Float.
         task: `comparison_tasks.Task`.
         seeds: Ints, one per trial.
@@ -214,61 +196,6 @@ def train(trial, task, data, self_check):
     )
 
 
-def summarise(epsilon, scores):
-    """Compares the test scores of both methods, repeat by repeat.
-
-    Args:
-        epsilon: Float.
-        scores: Dict from method to a list of at least two scores, one per repeat.
-
-    Returns:
-        `Summary`.
-
-    Example:
-
-    >>> summary = summarise(8.0, {"DP-SGD": [0.80, 0.81, 0.82], "DiceSGD": [0.90, 0.92, 0.92]})
-    >>> summary.verdict
-    'DiceSGD ahead'
-    """
-    intervals = {method: _t_interval(values) for method, values in scores.items()}
-    # Paired: the methods share draws, seeds and so much of their luck.
-    pairs = zip(scores["DiceSGD"], scores["DP-SGD"], strict=True)
-    mean, half = _t_interval([dice - plain for dice, plain in pairs])
-    verdict = "no difference shown"
-    # Equal differences tell nothing about how much they vary.
-    if half > 0 and abs(mean) > half:
-        verdict = "DiceSGD ahead" if mean > 0 else "DP-SGD ahead"
-    return Summary(epsilon, scores, intervals, (mean, mean - half, mean + half), verdict)
-
-
-def _t_interval(values):
-    """Returns the mean and the half width of its 95 % interval after Student."""
-    error = statistics.stdev(values) / len(values) ** 0.5
-    return statistics.fmean(values), float(scipy.stats.t.ppf(0.975, len(values) - 1) * error)
-
-
-def format_table(summaries, score):
-    """Returns the table of one task, as Markdown.
-
-    Args:
-        summaries: List of `Summary`.
-        score: Text, what was measured.
-    """
-    lines = [
-        f"| epsilon | DP-SGD, {score} in % | DiceSGD | difference, 95 % interval | verdict |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for summary in summaries:
-        cells = [f"{summary.target_epsilon:g}"]
-        for method in METHODS:
-            mean, half = summary.intervals[method]
-            cells.append(f"{100 * mean:.2f} ± {100 * half:.2f}")
-        mean, low, high = (100 * value for value in summary.difference)
-        cells += [f"{mean:+.2f} ({low:+.2f} to {high:+.2f})", summary.verdict]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def run_task(name, flag_values):
     """Searches, trains again and tests, for all epsilons of one task.
 
@@ -277,7 +204,7 @@ def run_task(name, flag_values):
         flag_values: Parsed flags, see `define_flags`.
 
     Returns:
-        List of `Summary`.
+        List of `comparison_report.Summary`.
     """
     task = comparison_tasks.TASKS[name](flag_values.data_dir, quick=flag_values.quick)
     folder = pathlib.Path(flag_values.output_dir) / name
@@ -300,28 +227,29 @@ def run_task(name, flag_values):
         "and epsilon are in search.csv and final.csv."
     )
     print(f"{len(task.held_out[0])} held-out examples for searches, {len(task.test[0])} for tests.")
-    runs = _Runs(folder, task, len(METHODS) * len(flag_values.epsilons), flag_values)
+    runs = _Runs(folder, task, len(comparison_report.METHODS) * len(flag_values.epsilons), flag_values)
     summaries = []
     for epsilon in map(float, flag_values.epsilons):
-        scores = {}
-        for method in METHODS:
-            scores[method] = []
+        scores, search_scores = {}, {}
+        for method in comparison_report.METHODS:
+            scores[method], search_scores[method] = [], []
             for repeat in range(flag_values.repeats):
                 first = repeat * flag_values.trials
                 trials = draw_trials(
                     method, epsilon, task, range(first, first + flag_values.trials)
                 )
                 found = [runs.result("search", trial, task.held_out).score for trial in trials]
+                search_scores[method] += found
                 best = trials[int(np.argmax(found))]
                 # A seed that no trial had.
                 final = runs.result("final", best._replace(seed=100_000 + repeat), task.test)
                 scores[method].append(final.score)
                 _print_choice(best, max(found), final.score)
-        summaries.append(summarise(epsilon, scores))
-    table = format_table(summaries, task.score)
+        summaries.append(comparison_report.summarise(epsilon, scores, search_scores))
+    table = comparison_report.format_table(summaries, task.score)
     print(f"\n{table}\n")
     title = f"{name}: {task.score}, $\\delta$ = {task.delta:g}"
-    plots.plot_comparison(folder / "comparison.png", summaries, METHODS, title, task.score)
+    plots.plot_comparison(folder / "comparison.png", summaries, comparison_report.METHODS, title, task.score)
     print(f"Wrote {folder / 'comparison.png'}", flush=True)
     return summaries
 

@@ -121,7 +121,7 @@ def plot_comparison(path, summaries, methods, title, ylabel):
 
     Args:
         path: Path of the PNG file.
-        summaries: List of `compare.Summary`.
+        summaries: List of `comparison_report.Summary`.
         methods: Names of the methods.
         title: Title of the figure.
         ylabel: Text, what was scored.

@@ -17,6 +17,7 @@ EXAMPLES = pathlib.Path(__file__).resolve().parents[1] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
 import compare
+import comparison_report
 import comparison_tasks
 import scattering
 import trial_log
@@ -48,7 +49,7 @@ def epsilon_of(trial, optimizer, steps, task):
     return rdp.RdpAccountant(orders).compose(event, rounds).get_epsilon(task.delta)
 
 
-@pytest.mark.parametrize("method", compare.METHODS)
+@pytest.mark.parametrize("method", comparison_report.METHODS)
 def test_every_trial_has_the_same_proven_epsilon(task, method):
     for trial in compare.draw_trials(method, 3.0, task, range(8)):
         _, optimizer, steps = compare.plan(trial, task)
@@ -91,7 +92,12 @@ def share_within(quantile, freedom):
 
 def test_intervals_by_hand():
     scores = {"DP-SGD": [0.70, 0.72, 0.74, 0.76], "DiceSGD": [0.80, 0.81, 0.82, 0.83]}
-    summary = compare.summarise(1.0, scores)
+    # 12 draws: a 95 % interval of the median goes from the 3rd to the 10th, for 1 - 2 P(at most
+    # 2 of 12 coins) is 0.961 and 1 - 2 P(at most 3) is 0.854.
+    draws = {"DP-SGD": [0.5] * 12, "DiceSGD": [0.5 + i / 100 for i in (*range(-4, 7), 90)]}
+    summary = comparison_report.summarise(1.0, scores, draws)
+    np.testing.assert_allclose(summary.draw_difference, [0.015, -0.02, 0.05], atol=1e-12)
+    assert summary.num_draws == 12
     # Variances of the means: (0.03^2 + 0.01^2 + 0.01^2 + 0.03^2) / 3 / 4, and a quarter of it.
     plain, dice = 0.002 / 12, 0.0005 / 12
     for method, mean, variance in (("DP-SGD", 0.73, plain), ("DiceSGD", 0.815, dice)):
@@ -103,7 +109,8 @@ def test_intervals_by_hand():
     np.testing.assert_allclose([mean, low + high], [0.085, 0.17], rtol=1e-9)
     np.testing.assert_allclose(share_within((high - mean) / math.sqrt(dice), 3), 0.95, atol=2e-4)
     assert summary.verdict == "DiceSGD ahead"
-    assert "+8.50 (+6.45 to +10.55) | DiceSGD ahead" in compare.format_table([summary], "accuracy")
+    table = comparison_report.format_table([summary], "accuracy")
+    assert "+8.50 (+6.45 to +10.55) | DiceSGD ahead | +1.50 (-2.00 to +5.00), 12 draws |" in table
 
 
 @pytest.mark.parametrize(
@@ -115,8 +122,11 @@ def test_intervals_by_hand():
     ],
 )
 def test_a_loss_and_a_draw_are_said(dice, verdict):
-    summary = compare.summarise(1.0, {"DP-SGD": [0.70, 0.72, 0.74], "DiceSGD": dice})
-    assert summary.verdict == verdict and verdict in compare.format_table([summary], "accuracy")
+    scores = {"DP-SGD": [0.70, 0.72, 0.74], "DiceSGD": dice}
+    summary = comparison_report.summarise(1.0, scores, scores)
+    table = comparison_report.format_table([summary], "accuracy")
+    assert summary.verdict == verdict and verdict in table
+    assert "(no interval), 3 draws" in table  # The median may lie outside all of three draws.
 
 
 def test_a_run_and_its_restart(tmp_path, capsys):
