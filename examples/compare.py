@@ -248,7 +248,7 @@ def run_task(name, flag_values):
         summaries.append(comparison_report.summarise(epsilon, scores, search_scores))
     table = comparison_report.format_table(summaries, task.score)
     print(f"\n{table}\n")
-    title = f"{name}: {task.score}, $\\delta$ = {task.delta:g}"
+    title = f"{name}, $\\delta$ = {task.delta:g}"
     plots.plot_comparison(folder / "comparison.png", summaries, comparison_report.METHODS, title, task.score)
     print(f"Wrote {folder / 'comparison.png'}", flush=True)
     return summaries

