@@ -212,6 +212,11 @@ class Sampling:
 
         start = lambda _: tf.ensure_shape(tf.numpy_function(begin, [], tf.int64), [None])
         data = tf.data.Dataset.range(1).map(start).flat_map(batches)
+        # Nothing here is left to TensorFlow to tune, and at the end of an epoch the thread that
+        # does so is now and then waited for, up to a minute (seen with TensorFlow 2.21).
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        data = data.with_options(options)
         multi_worker.mark_as_sampled(data, self)
         return data.apply(tf.data.experimental.assert_cardinality(self.steps_per_epoch)).prefetch(2)
 

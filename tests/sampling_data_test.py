@@ -255,5 +255,16 @@ def test_replicas_share_each_batch():
         assert sum(int(provenance.count_marks(part)) for part in parts) == step % 2 + 1
 
 
+@pytest.mark.parametrize("sampling", [PoissonSampling(20, 4), ShuffledEpochs(20, 4)], ids=repr)
+def test_nothing_is_left_to_tensorflow_to_tune(sampling):
+    # The thread that tunes would be waited for as an iteration ends.
+    data = sampling.dataset(np.zeros((20, 3)))
+    assert data.options().autotune.enabled is False
+    # Whoever wants it can have it.
+    options = tf.data.Options()
+    options.autotune.enabled = True
+    assert data.with_options(options).options().autotune.enabled
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))
