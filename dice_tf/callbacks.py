@@ -105,7 +105,7 @@ class EpsilonCallback(keras.callbacks.Callback):
                 "another optimizer of dice_tf."
             )
         check_run(optimizer.mechanism, self.sampling, 0)
-        self._has_begun = self._has_stopped = False
+        self._has_begun = self._cuts_short = False
 
     def on_epoch_begin(self, epoch, logs=None):
         """Checks the claims and the budget, and takes the number of steps from the optimizer.
@@ -118,6 +118,7 @@ class EpsilonCallback(keras.callbacks.Callback):
             # Not in `on_train_begin`, in which other callbacks load what they backed up.
             self._begin()
             self._has_begun = True
+        self._epoch = epoch
         self._synchronize()
 
     def _begin(self):
@@ -154,7 +155,8 @@ class EpsilonCallback(keras.callbacks.Callback):
             self._require(self._count_after(batches))
             # Keras looks at `stop_training` only after the call that begins now.
             if not self._allows(self._count_after(following)):
-                self.model.stop_training = self._has_stopped = True
+                self.model.stop_training = True
+                self._cuts_short = not self._is_last(batch + batches)
         self._count = self._count_after(batches)
         self._calls, self._batches = self._calls + 1, self._batches + batches
         if due:
@@ -174,8 +176,8 @@ class EpsilonCallback(keras.callbacks.Callback):
             logs["epsilon"] = self._shown
 
     def on_train_end(self, logs=None):
-        """Says so, unless `verbose=0`, if it was the budget that ended training."""
-        if self._has_stopped and self.params.get("verbose"):
+        """Says so, unless `verbose=0`, if the budget ended training before `fit` would have."""
+        if self._cuts_short and self.params.get("verbose"):
             print(
                 f"EpsilonCallback ended training after {self.accounted_steps()} steps at "
                 f"epsilon={self.epsilon():.4g}: more would exceed "
@@ -231,6 +233,10 @@ class EpsilonCallback(keras.callbacks.Callback):
         """Returns how many batches a call of the train function takes that begins at `batch`."""
         steps, most = self.params["steps"], self.model.steps_per_execution
         return most if steps is None else min(most, steps - batch % steps)
+
+    def _is_last(self, batches):
+        """Returns whether `fit` itself ends when this epoch has taken so many batches."""
+        return self._epoch + 1 == self.params["epochs"] and batches == self.params["steps"]
 
     def _count_after(self, batches):
         return self._count + batches * self._steps_per_batch

@@ -140,7 +140,9 @@ def _gradient_sums(model, optimizer, x, y, sample_weight):
     engine = _engine(optimizer)
     weights = functools.partial(clip_weights, mechanism=optimizer.mechanism)
     run = lambda x, y, sample_weight: engine(model, x, y, sample_weight, weights)
-    return chunks.sums_in_chunks(run, x, y, sample_weight, optimizer.chunk_size)
+    return chunks.sums_in_chunks(
+        run, x, y, sample_weight, optimizer.chunk_size, optimizer.mechanism.microbatch_size
+    )
 
 
 def _prepare(model, optimizer, x, y, sample_weight):

@@ -142,7 +142,7 @@ def plot_comparison(path, summaries, methods, title, ylabel):
     axes.set_xticks(range(len(summaries)), ticks)
     axes.set_xlim(-0.6, len(summaries) - 0.4)
     _style(axes, title, "privacy budget $\\varepsilon$", f"{ylabel} in %")
-    axes.legend(loc="lower right", framealpha=0.95)
+    axes.legend(loc="upper left", framealpha=0.95)
     figure.savefig(path, dpi=150)
 
 

@@ -371,6 +371,13 @@ def test_end_of_the_budget_is_said_unless_told_to_be_silent(verbose, capsys):
     assert (line in capsys.readouterr().out) == (verbose > 0)
 
 
+def test_nothing_is_said_if_the_last_planned_step_spends_the_budget(capsys):
+    sampling, model = PoissonSampling(N, B), make_model()
+    callback = EpsilonCallback(sampling, DELTA, target_epsilon=spent(model, sampling, 12))
+    model.fit(sampling.dataset(X, Y), epochs=2, verbose=2, callbacks=[callback])
+    assert iterations(model) == 12 and "ended training" not in capsys.readouterr().out
+
+
 def test_no_noise_is_reported_as_infinite(capsys):
     sampling = CyclicPoissonSampling(N, B)
     with pytest.warns(UserWarning, match="not private"):

@@ -11,7 +11,7 @@ import tensorflow as tf
 from dice_tf.per_example.gradient_sums import GradientSums
 
 
-def sums_in_chunks(engine, x, y, sample_weight, chunk_size):
+def sums_in_chunks(engine, x, y, sample_weight, chunk_size, multiple=1):
     """Runs a gradient engine over chunks of the batch and adds up its sums.
 
     Args:
@@ -19,24 +19,30 @@ def sums_in_chunks(engine, x, y, sample_weight, chunk_size):
         x: Inputs, `[batch, ...]`.
         y: Targets, `[batch, ...]`.
         sample_weight: `None` or `[batch, ...]`.
-        chunk_size: Int, examples per chunk, or `None` for the whole batch at once.
+        chunk_size: Int, most examples per chunk, or `None` for the whole batch at once. The
+            batch is cut into as few chunks as that allows, of equal size, so that
+            hardly any rows are computed for nothing.
+        multiple: Int, the size of a chunk is a multiple of it; divides `chunk_size`.
 
     Returns:
         `GradientSums` of the whole batch. The same as without chunks, to rounding.
     """
     if chunk_size is None:
         return engine(x, y, sample_weight)
-    batch = tf.shape(tf.nest.flatten(x)[0])[0]
+    batch, rows_known = tf.shape(tf.nest.flatten(x)[0])[0], tf.nest.flatten(x)[0].shape[0]
     if sample_weight is None:
         sample_weight = tf.ones([batch])
-    chunks = tf.maximum((batch + chunk_size - 1) // chunk_size, 1)
+    chunks, size = _split(batch, chunk_size, multiple, tf.maximum)
+    if rows_known is not None:
+        # As a number, so that a chunk has a known shape as well.
+        size = _split(rows_known, chunk_size, multiple, max)[1]
     if tf.distribute.get_strategy().num_replicas_in_sync > 1:
         # A replica's share may be empty; then a row of zeros, of weight 0, is its only chunk.
         pad = lambda t: tf.pad(t, [[0, 1]] + [[0, 0]] * (t.shape.rank - 1))
         x, y, sample_weight = tf.nest.map_structure(pad, (x, y, sample_weight))
 
     def chunk(index):
-        rows = index * chunk_size + tf.range(chunk_size)
+        rows = index * size + tf.range(size)
         real = tf.cast(rows < batch, tf.float32)
         rows = tf.minimum(rows, tf.maximum(batch - 1, 0))
         take = lambda t: tf.gather(t, rows)
@@ -69,7 +75,11 @@ def sums_in_chunks(engine, x, y, sample_weight, chunk_size):
         return index + 1, added, arrays
 
     _, accumulated, arrays = tf.while_loop(
-        lambda index, *_: index < chunks, body, (tf.constant(1), _present(first), arrays)
+        lambda index, *_: index < chunks,
+        body,
+        (tf.constant(1), _present(first), arrays),
+        # TensorFlow would run chunks ahead of the sums, and keep up to ten of them in memory.
+        parallel_iterations=1,
     )
     losses, norms, *outputs = (array.concat() for array in arrays)
     parts = iter(accumulated)
@@ -82,6 +92,13 @@ def sums_in_chunks(engine, x, y, sample_weight, chunk_size):
         norms=norms,
     )
     return _cut(sums, batch)
+
+
+def _split(batch, chunk_size, multiple, maximum):
+    """Returns the number of chunks and their size, as ints or as tensors."""
+    up = lambda number, divisor: (number + divisor - 1) // divisor
+    chunks = maximum(up(batch, chunk_size), 1)
+    return chunks, maximum(up(up(batch, chunks), multiple), 1) * multiple
 
 
 def chunk_size_covers_batch(x, chunk_size):
