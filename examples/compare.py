@@ -178,7 +178,6 @@ def train(trial, task, data, self_check):
     model.fit(
         sampling.dataset(*task.train, epochs=task.epochs),
         epochs=task.epochs,
-        shuffle=False,
         callbacks=[budget],
         verbose=0,
     )

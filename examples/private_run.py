@@ -136,8 +136,6 @@ def fit(settings, plan, model, data, validation):
     budget = dice_tf.EpsilonCallback(plan.sampling, plan.delta, target_epsilon=settings.epsilon)
     history = model.fit(
         plan.sampling.dataset(*data, epochs=settings.epochs),
-        # The sampling decides the order; Keras warns if it is also asked to.
-        shuffle=False,
         epochs=settings.epochs,
         validation_data=validation,
         callbacks=[budget, *csv_logger(settings.output_dir)],
