@@ -162,7 +162,6 @@ def train_cell(trainer, cell, settings, task, self_check=True):
     budget = dice_tf.EpsilonCallback(plan.sampling, plan.delta, target_epsilon=settings.epsilon)
     model.fit(
         plan.sampling.dataset(*task.train, epochs=settings.epochs),
-        shuffle=False,
         epochs=settings.epochs,
         callbacks=[budget],
         verbose=0,
