@@ -26,7 +26,8 @@ def train(x, y, weights=None, private=True, outputs=1, **compile_arguments):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, **compile_arguments)
     y = [y] * outputs if outputs > 1 else y
-    return model.fit(x, y, sample_weight=weights, batch_size=16, verbose=0).history
+    history = model.fit(x, y, sample_weight=weights, batch_size=16, verbose=0).history
+    return {name: value for name, (value,) in history.items()}
 
 
 @pytest.mark.parametrize("outputs", [1, 2])

@@ -38,6 +38,9 @@ STOCK = sorted(
     and issubclass(member, keras.optimizers.Optimizer)
     and name not in REFUSED
 )
+# Keras 3.12's own Muon cannot train on TensorFlow: it looks its slots up by the path of the
+# variable, which TensorFlow's variables do not have. Keras 3.13 mended it.
+BROKEN_IN_KERAS = {"Muon"} if keras.__version__.startswith("3.12.") else set()
 PRIVACY = dict(l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=BATCH)
 
 
@@ -74,7 +77,7 @@ def change_learning_rate(model):
     model.optimizer.learning_rate = 0.1 * float(model.optimizer.learning_rate)
 
 
-@pytest.mark.parametrize("name", STOCK)
+@pytest.mark.parametrize("name", [name for name in STOCK if name not in BROKEN_IN_KERAS])
 @pytest.mark.parametrize("with_schedule_decay_and_average", [False, True])
 def test_without_clipping_and_noise_equals_the_original_over_20_steps(
     name, with_schedule_decay_and_average

@@ -229,8 +229,8 @@ def test_bound_keys_depend_on_every_bit_and_look_random():
     vector = np.linspace(-1, 1, 65).astype("float32")
     keys = {tuple(private_checkpoints.bind_key(key, [tf.constant(vector)]).numpy())}
     for entry in range(65):
-        flipped = vector.copy().view(np.int32)
-        flipped[entry] ^= 1 << (entry % 32)
+        flipped = vector.copy().view(np.uint32)
+        flipped[entry] ^= np.uint32(1 << (entry % 32))
         tensors = [tf.constant(part) for part in np.split(flipped.view(np.float32), [7])]
         keys.add(tuple(private_checkpoints.bind_key(key, tensors).numpy()))
     swapped = tf.constant(vector[::-1].copy())

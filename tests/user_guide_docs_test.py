@@ -13,6 +13,10 @@ import keras
 import numpy as np
 import pytest
 
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+import accounting_releases
+
 import dice_tf
 from dice_tf import accounting
 from dice_tf.per_example import rules
@@ -83,7 +87,7 @@ def test_a_wrong_rule_is_found_as_the_page_says(monkeypatch):
 def test_tables_are_what_the_script_prints(name):
     printed = figures.TABLES[name]().splitlines()
     (text,) = re.findall(rf"<!-- table: {name} -->\n((?:\|.*\n)+)", PAGE)
-    assert text.splitlines() == printed
+    assert accounting_releases.same_table(text.splitlines(), printed), "\n".join(printed)
 
 
 def rdp_epsilon(rounds, probability, noise_over_influence, delta=1e-5):
