@@ -14,6 +14,8 @@ import numbers
 from dice_tf.errors import MechanismError
 
 CLIPPING_MODES = ("flat", "automatic")
+# Smaller norms are not told from 0: in float32 their squares underflow.
+_SMALLEST_CLIP = 1e-12
 # How to choose what has no default.
 _ADVICE = {
     "l2_norm_clip": "`l2_norm_clip` bounds the norm of the gradient of one example (0.1 to 1 "
@@ -90,14 +92,14 @@ class DiceMechanism:
     coordinate.
 
     Args:
-        l2_norm_clip: Float > 0, the clipping threshold \(C_1\) of a per-example
+        l2_norm_clip: Float >= 1e-12, the clipping threshold \(C_1\) of a per-example
             gradient, over all trainable variables at once, in units of the gradient. With
             `clipping="automatic"` it is 1 and need not be given.
         noise_multiplier: Float >= 0, noise standard deviation on the sum of clipped
             gradients divided by `l2_norm_clip`, as in TF-Privacy. 0 gives no privacy.
         expected_batch_size: Int > 0, the public constant that sums are divided by;
             never the number of examples that a batch happens to hold.
-        error_norm_clip: Float >= 0, the threshold \(C_2\) of the residual (bounded
+        error_norm_clip: Float >= 1e-12 or 0, the threshold \(C_2\) of the residual (bounded
             form) or of the fed-back error (unbounded form). `None` means
             `l2_norm_clip`; 0 means no error feedback, which is plain DP-SGD.
         bound_residuals: Whether each example's residual is clipped to
@@ -105,7 +107,7 @@ class DiceMechanism:
             is clipped when it is fed back (`False`, Alg. 1 to the letter).
         clipping: `"flat"`, one threshold for the whole gradient, or `"automatic"`, the
             gradient over its own norm: \(C_1 = 1\) whatever its units, and \(C_2\) is 1,
-            or 0 for no error feedback. See `dice_tf.clipping.clip_weights`.
+            or 0 for no error feedback. See `docs/error_feedback.md`.
         feedback_steps: Int >= 1, over how many later steps a residual is fed back.
         num_microbatches: Int or `None`. If given, the clipped unit is the mean
             gradient of one of `num_microbatches` equal microbatches, as in TF-Privacy.
@@ -154,11 +156,14 @@ class DiceMechanism:
                 f"suits all data. Received: {', '.join(f'{name}=None' for name in missing)}. "
                 + " ".join(_ADVICE[name] for name in missing)
             )
-        store("l2_norm_clip", check_number("l2_norm_clip", self.l2_norm_clip))
+        smallest = {"minimum": _SMALLEST_CLIP, "exclusive": False}
+        store("l2_norm_clip", check_number("l2_norm_clip", self.l2_norm_clip, **smallest))
         if self.error_norm_clip is None:
             store("error_norm_clip", self.l2_norm_clip)
         for name in ("error_norm_clip", "noise_multiplier"):
             store(name, check_number(name, getattr(self, name), exclusive=False))
+        if self.error_norm_clip > 0:
+            check_number("error_norm_clip", self.error_norm_clip, **smallest)
         for name in ("expected_batch_size", "feedback_steps"):
             store(name, check_integer(name, getattr(self, name)))
         thresholds = (self.l2_norm_clip, self.error_norm_clip)
@@ -224,12 +229,21 @@ class DiceMechanism:
             Float, in units of the gradient, on the scale of the sum (so
             `noise_stddev_of_sum / sensitivity` is the effective noise multiplier).
             Doubled when `num_microbatches` is set, because exchanging one example
-            turns one clipped mean into any other.
+            turns one clipped mean into any other; with Poisson sampling the accountant
+            doubles it once more.
 
         Raises:
             MechanismError: If residuals are unbounded: one example then moves the
                 clipped error by up to `2 * error_norm_clip` at every later step, and
                 `dice_tf.accounting` treats that case separately.
+
+        Example:
+
+        >>> mechanism = DiceMechanism(
+        ...     l2_norm_clip=3.0, error_norm_clip=4.0, noise_multiplier=1.0,
+        ...     expected_batch_size=500)
+        >>> [mechanism.sensitivity(separate_entries=separate) for separate in (True, False)]
+        [5.0, 7.0]
         """
         if not self.bound_residuals and self.error_norm_clip > 0:
             raise MechanismError(

@@ -73,6 +73,8 @@ def test_unbounded_residuals_have_no_finite_sensitivity():
     [
         ({"l2_norm_clip": 0}, "l2_norm_clip=0"),
         ({"l2_norm_clip": math.nan}, "l2_norm_clip=nan"),
+        ({"l2_norm_clip": 1e-21}, "at least 1e-12. Received: l2_norm_clip=1e-21"),
+        ({"error_norm_clip": 1e-21}, "at least 1e-12. Received: error_norm_clip=1e-21"),
         ({"noise_multiplier": None}, "noise_multiplier=None"),
         ({"expected_batch_size": 12.0}, "expected_batch_size=12.0"),
         ({"expected_batch_size": -1}, "expected_batch_size=-1"),

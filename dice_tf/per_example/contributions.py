@@ -14,6 +14,8 @@ import tensorflow as tf
 from dice_tf.errors import GradientEngineError
 from dice_tf.per_example import gram
 
+# Relative to squares of float32 numbers that cancel.
+_ROUNDING = 2.0**-23
 # Per-example gradients of one variable are written down only below this many bytes.
 _MATERIALISED_BYTES = 256 * 2**20
 _ASSUMED_BATCH = 256
@@ -47,7 +49,7 @@ class PerExample:
 
     def squared_norms(self):
         """Returns float32 `[batch]`, the squared norm of every row."""
-        return _sums_of_squares(_flat_rows(self.gradients))
+        return gram.sums_of_squares(_flat_rows(self.gradients))
 
     def weighted_sums(self, weights):
         """Returns one weighted sum of rows per entry of `weights`, in the variable's layout."""
@@ -142,8 +144,8 @@ class OuterProduct:
     def squared_norms(self):
         r"""Returns \(\sum_{s,t} (A_i A_i^\top)_{st} (D_i D_i^\top)_{st}\), float32 `[batch]`."""
         if self.positions == 1:
-            inputs = _sums_of_squares(self.upright()[..., 0, :])
-            products = inputs * _sums_of_squares(self.cotangents[..., 0, :])
+            inputs = gram.factor_squares(self.upright()[..., 0, :])
+            products = inputs * gram.factor_squares(self.cotangents[..., 0, :])
             return tf.reduce_sum(products, 1) if self.grouped else products
         return gram.squared_norms(self.inputs, self.cotangents, transposed=self.transposed)
 
@@ -247,14 +249,14 @@ class Rows:
     Ids may repeat. No `[batch, rows, dim]` tensor is made.
 
     Args:
-        ids: Integer `[batch, positions]`.
+        ids: Integer `[batch, positions]`, 0 for the first row; negative ones name none.
         cotangents: `[batch, positions, dim]`.
         shape: Shape of the variable, `(rows, dim)`.
 
     Example:
 
     >>> twice = Rows(tf.constant([[1, 1]]), tf.constant([[[3.0], [4.0]]]), shape=(2, 1))
-    >>> twice.squared_norms().numpy().tolist()
+    >>> twice.squared_norms().numpy().round(3).tolist()
     [49.0]
     """
 
@@ -263,12 +265,18 @@ class Rows:
         self.cotangents = tf.cast(cotangents, tf.float32)
         self.shape = tuple(shape)
 
+    def inside(self):
+        """Returns bool `[batch, positions]`, whether an id is one of a row of the table."""
+        return (self.ids >= 0) & (self.ids < tf.cast(self.shape[0], self.ids.dtype))
+
     def squared_norms(self):
         """Returns float32 `[batch]`, squared norms with repeated ids added up first.
 
         By sorting: a Gram matrix takes as long, and loses digits where cotangents cancel.
+        Large ones that cancel still count a little, as in `gram.safe_total`: in a sum they
+        round other examples away.
         """
-        shape = tf.shape(self.ids)
+        shape = tf.unstack(tf.shape(self.ids))
         order = tf.argsort(self.ids, axis=1)
         ids = tf.gather(self.ids, order, batch_dims=1)
         cotangents = tf.gather(self.cotangents, order, batch_dims=1)
@@ -280,7 +288,8 @@ class Rows:
             tf.reshape(slots, [-1]),
             shape[0] * shape[1],
         )
-        return tf.reduce_sum(tf.reshape(tf.square(rows), [shape[0], -1]), 1)
+        squares = tf.reduce_sum(tf.square(tf.reshape(rows, [*shape, self.shape[1]])), [1, 2])
+        return squares + _ROUNDING * tf.reduce_sum(tf.square(self.cotangents), [1, 2])
 
     def weighted_sums(self, weights):
         """Returns one weighted sum of per-example gradients per entry of `weights`."""
@@ -304,6 +313,7 @@ class Rows:
             )
         batch, rows = tf.shape(self.ids)[0], self.shape[0]
         slots = tf.cast(self.ids, tf.int32) + tf.range(batch)[:, None] * rows
+        slots = tf.where(self.inside(), slots, -1)
         flat = tf.math.unsorted_segment_sum(
             tf.reshape(self.cotangents, [-1, self.shape[1]]),
             tf.reshape(slots, [-1]),
@@ -375,24 +385,17 @@ def _inner_products(rows, outer):
     Row `ids[t]` of \(A^\top D\) is \(\sum_s A_{s, ids[t]} D_s\), so only the looked-up
     columns of \(A\) are needed.
     """
-    columns = tf.gather(outer.upright(), rows.ids, axis=2, batch_dims=1)  # [batch, s, t]
+    inside = rows.inside()
+    ids = tf.where(inside, rows.ids, 0)
+    columns = tf.gather(outer.upright(), ids, axis=2, batch_dims=1)  # [batch, s, t]
     products = tf.matmul(outer.cotangents, rows.cotangents, transpose_b=True)
-    return tf.reduce_sum(columns * products, [1, 2])
+    return tf.reduce_sum(tf.where(inside[:, None], columns * products, 0.0), [1, 2])
 
 
 def _flat_rows(tensor):
     if tensor.shape.rank == 2:
         return tensor
-    if tensor.shape.rank == 1:
-        return tensor[:, None]
     return tf.reshape(tensor, [-1, math.prod(tensor.shape[1:])])
-
-
-def _sums_of_squares(tensor):
-    """Sums squares over the last axis; as a product of matrices, which reads memory once."""
-    if (tensor.shape[-1] or 0) <= 256:
-        return tf.reduce_sum(tf.square(tensor), -1)
-    return tf.matmul(tensor[..., None, :], tensor[..., :, None])[..., 0, 0]
 
 
 def _clear(tensor, broken):

@@ -12,6 +12,8 @@ import tensorflow as tf
 
 # Four rounding units of float32, relative to the sum of absolute values.
 _ROUNDING = 4 * 2.0**-23
+# Processors may take every smaller float32 for 0, as the square of 1e-19 is.
+_SMALLEST = 2.0**-126
 # Multiplications per example from which compiling pays.
 _WORTH_COMPILING = 2**20
 
@@ -64,13 +66,44 @@ def _compiled(transposed):
 def _from_gram_matrices(inputs, cotangents, transposed):
     left = {"transpose_a": True} if transposed else {"transpose_b": True}
     gram = tf.matmul(inputs, inputs, **left)
-    return safe_total(gram * tf.matmul(cotangents, cotangents, transpose_b=True))
+    other = tf.matmul(cotangents, cotangents, transpose_b=True)
+    # Entries of one matrix that underflowed were multiplied by entries of the other, whose
+    # sum of absolute values is at most `positions` times the trace.
+    k, f = inputs.shape[-2 if transposed else -1], cotangents.shape[-1]
+    each = 2 * _SMALLEST * tf.cast(tf.shape(other)[-1], tf.float32)
+    lost = k * each * tf.linalg.trace(other) + f * each * tf.linalg.trace(gram)
+    return safe_total(gram * other) + (tf.reduce_sum(lost, 1) if lost.shape.rank > 1 else lost)
 
 
 def _bit_length(number):
     """Number of binary digits of a positive int32 below 2**24."""
     logarithm = tf.math.log(tf.cast(number, tf.float32) + 0.5) / tf.math.log(2.0)
     return tf.cast(logarithm, tf.int32) + 1
+
+
+def sums_of_squares(tensor):
+    """Sums squares over the last axis; as a product of matrices, which reads memory once."""
+    if (tensor.shape[-1] or 0) <= 256:
+        return tf.reduce_sum(tf.square(tensor), -1)
+    return tf.matmul(tensor[..., None, :], tensor[..., :, None])[..., 0, 0]
+
+
+def factor_squares(tensor):
+    """Sums squares that will be multiplied by large numbers, erring on the large side.
+
+    Squares of numbers below 1e-19 underflow. In the squared norm of a gradient that is no
+    harm, as no threshold is so small. But 0 times the squares of large cotangents would
+    hide a large gradient, so each square counts for as much as it may have lost.
+
+    Args:
+        tensor: Float32 `[..., size]`.
+
+    Returns:
+        Float32 `[...]`, not below the exact sums but for rounding, and equal to the rounded
+        ones where numbers are larger than about 1e-15.
+    """
+    size = tf.cast(tf.shape(tensor)[-1], tf.float32)
+    return sums_of_squares(tensor) + size * _SMALLEST
 
 
 def safe_total(terms):

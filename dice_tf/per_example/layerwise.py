@@ -19,6 +19,10 @@ from dice_tf.per_example.loss import call_in_training, per_example_losses
 from dice_tf.per_example.recording import Recorder
 from dice_tf.per_example.residual_rows import residual_rows
 
+# Norms below the smallest threshold. What squares may have lost to underflow is counted, so
+# that without this padding would have a norm, too.
+_NOTHING = 1e-12
+
 
 @tf.autograph.experimental.do_not_convert
 def weighted_gradient_sums(model, x, y, sample_weight, clip_weights):
@@ -66,7 +70,7 @@ def weighted_gradient_sums(model, x, y, sample_weight, clip_weights):
             of_variable, parts[key] = merged(listed, static_batch)
             # XLA drops assertions, but there this fails if the batch axis is another.
             squares += tf.reshape(of_variable, [batch])
-    norms = tf.sqrt(squares)
+    norms = tf.sqrt(tf.where(squares < _NOTHING**2, tf.zeros_like(squares), squares))
     weights = [w for w in clip_weights(norms) if w is not None]
     sums = _weighted_sums(parts, weights, norms)
     in_order = lambda r: [sums[r].get(id(v._value)) for v in model.trainable_variables]

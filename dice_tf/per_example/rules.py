@@ -60,6 +60,9 @@ def register_rule(layer_class, rule, *, supports=None, before_activation=False):
     ...         return x + self.positions
     >>> register_rule(
     ...     AddPositions, lambda layer, call: [(layer.positions, PerExample(call.cotangents))])
+
+    Source: Goodfellow, "Efficient per-example gradient computations", 2015 (the closed form
+    of dense layers, which rules for other layers extend).
     """
     if not (isinstance(layer_class, type) and issubclass(layer_class, keras.layers.Layer)):
         raise GradientEngineError(
@@ -261,8 +264,13 @@ def _ids_and_rows(layer, call):
     ids = ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int32)
     positions = ids.shape[1:].num_elements() if ids.shape[1:].is_fully_defined() else None
     count = tf.reduce_prod(tf.shape(ids)[1:]) if positions is None else positions
-    ids = tf.reshape(ids, [-1, count])
+    ids = _from_the_end(tf.reshape(ids, [-1, count]), layer.input_dim)
     return ids, tf.reshape(call.cotangents, [-1, count, layer.output_dim])
+
+
+def _from_the_end(ids, rows):
+    """Counts negative ids from the last row, as `keras.ops.take` does."""
+    return tf.where(ids < 0, ids + tf.cast(rows, ids.dtype), ids)
 
 
 def _embedding(layer, call):
@@ -304,7 +312,8 @@ def _positions(layer, call):
     shape, ids = tf.shape(call.cotangents)[:2], given.get("positions")
     ids = given.get("start_index", 0) + tf.range(shape[1]) if ids is None else ids
     table = layer.position_embeddings
-    return [(table, Rows(tf.broadcast_to(ids, shape), call.cotangents, shape=table.shape))]
+    ids = _from_the_end(tf.broadcast_to(ids, shape), table.shape[0])
+    return [(table, Rows(ids, call.cotangents, shape=table.shape))]
 
 
 def _is_sequence(layer, inputs):
