@@ -41,6 +41,11 @@ class AuditResult(NamedTuple):
         confidence: Float.
         scores_in: Float64 array, scores of canaries (or runs) that were trained with.
         scores_out: Float64 array, scores of those that were left out.
+
+    Example:
+
+    >>> print(AuditResult(1.25, 1e-5, 0.95, scores_in=np.ones(3), scores_out=np.zeros(2)))
+    epsilon >= 1.25 at delta = 1e-05, with confidence 0.95 (3 scores of canaries ...
     """
 
     epsilon_lower_bound: float
@@ -249,6 +254,8 @@ def audit(train_function, num_runs, delta, confidence=0.95, threshold=None):
     >>> result = audit(lambda include: 4.0 * include + rng.normal(), num_runs=200, delta=1e-5)
     >>> 2.0 < result.epsilon_lower_bound < 4.0
     True
+
+    Source: as `epsilon_lower_bound`.
     """
     check_integer("num_runs", num_runs, minimum=2, error=AccountingError)
     _check_levels(delta, confidence)
@@ -287,6 +294,8 @@ def audit_one_run(train_function, num_canaries, num_guesses, delta, confidence=0
     ...                        num_canaries=1000, num_guesses=100, delta=1e-5, seed=0)
     >>> 2.0 < result.epsilon_lower_bound < 4.0
     True
+
+    Source: Steinke, Nasr and Jagielski, NeurIPS 2023, Alg. 1.
     """
     check_integer("num_canaries", num_canaries, minimum=2, error=AccountingError)
     _check_levels(delta, confidence)

@@ -3,9 +3,10 @@
 """`EpsilonCallback`: epsilon next to the loss, and a stop before it exceeds a target."""
 
 import keras
+import tensorflow as tf
 
-from dice_tf import accounting, provenance, sampling_passes
-from dice_tf.accounting.epsilon import ACCOUNTANTS
+from dice_tf import accounting, fit_data, multi_worker, provenance, sampling_passes
+from dice_tf.accounting.epsilon import ACCOUNTANTS, up
 from dice_tf.accounting.events import check_delta, check_run, check_sampling, is_unbounded
 from dice_tf.errors import (
     AccountingError,
@@ -33,7 +34,7 @@ class EpsilonCallback(keras.callbacks.Callback):
     With `target_epsilon`, training stops before the step that would exceed it.
 
     What the sampling claims is checked against the batches that were trained on, see
-    `dice_tf.provenance`: a violation raises, after two steps in most cases. If an
+    `docs/privacy.md`, section 5: a violation raises, after two steps in most cases. If an
     earlier `fit` was cut short within a pass over the data (a cycle of groups, or an
     epoch of `ShuffledEpochs`), or drew with another group assignment, the next one
     starts afresh: the steps that the pass lacks are counted as if they had been made,
@@ -42,7 +43,8 @@ class EpsilonCallback(keras.callbacks.Callback):
 
     Args:
         sampling: The object whose `dataset` feeds `fit`; `ShuffledEpochs` for any
-            other data that has each example once per epoch.
+            other data that has each example once per epoch. Epochs of more than N rows are
+            refused; see docs/privacy.md for what cannot be seen.
         delta: Float in (0, 1/N).
         target_epsilon: Float > 0, or `None` to train as long as `fit` says.
         accountant: `"rdp"` (fast) or `"pld"` (tighter).
@@ -76,19 +78,54 @@ class EpsilonCallback(keras.callbacks.Callback):
             )
         self.accountant = accountant
         self._spent = {}
+        self._samplers, self._epoch_is_one_pass = [], True
 
     def accounted_steps(self):
-        """Returns the steps made so far, and those counted for passes that were cut short."""
-        record = sampling_passes.read_record(self.model.optimizer)
+        """Returns the number of steps that epsilon counts.
+
+        Returns:
+            Int: the steps made so far, and those that passes lack that were cut short.
+        """
+        record = sampling_passes.read_record(self._optimizer)
         return self._iterations() + record["unfinished_steps"]
 
     def epsilon(self):
         """Returns the epsilon spent so far. Asking costs nothing and changes nothing.
 
+        In a loop of your own, call `set_model(model)` before.
+
         Returns:
             Float >= 0; infinite if `noise_multiplier` is 0.
+
+        Raises:
+            AccountingError: If there is no model yet.
+            SamplingError: If the steps made so far contradict the sampling.
         """
+        self._check_record()
         return self._epsilon_after(self.accounted_steps())
+
+    def statement(self):
+        """Returns `accounting.privacy_statement` of the steps made so far.
+
+        Raises:
+            AccountingError: If there is no model yet.
+            SamplingError: If the steps made so far contradict the sampling.
+        """
+        self._check_record()
+        mechanism, steps = self._optimizer.mechanism, self.accounted_steps()
+        return accounting.privacy_statement(mechanism, self.sampling, steps, self.delta)
+
+    def note_data(self, x, steps_per_epoch):
+        """Learns from `fit` what Keras tells no callback: the data, and where epochs end.
+
+        Args:
+            x: What `fit` received as `x`.
+            steps_per_epoch: What `fit` received so, or `None`.
+        """
+        self._samplers = multi_worker.samplings(x)
+        self._epoch_is_one_pass = not isinstance(x, tf.distribute.DistributedDataset) and (
+            steps_per_epoch in (None, fit_data.known_cardinality(x))
+        )
 
     def on_train_begin(self, logs=None):
         """Checks the optimizer.
@@ -97,14 +134,7 @@ class EpsilonCallback(keras.callbacks.Callback):
             PlainGradientsError: If the optimizer is not private.
             AccountingError: If optimizer and sampling have different batch sizes.
         """
-        optimizer = self.model.optimizer
-        if not is_private(optimizer):
-            raise PlainGradientsError(
-                "Training with this optimizer is not private, so it has no epsilon. Received: "
-                f"optimizer={type(optimizer).__name__}. Compile the model with DiceSGDOptimizer or "
-                "another optimizer of dice_tf."
-            )
-        check_run(optimizer.mechanism, self.sampling, 0)
+        check_run(self._optimizer.mechanism, self.sampling, 0)
         self._has_begun = self._cuts_short = False
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -119,18 +149,17 @@ class EpsilonCallback(keras.callbacks.Callback):
             self._begin()
             self._has_begun = True
         self._epoch = epoch
-        self._synchronize()
+        self._count = self.accounted_steps()
 
     def _begin(self):
         if not self.sampling.amplified:
             self._check_steps_per_epoch()
-        self._steps_before, self._draws_before = self._iterations(), self.sampling.draws
+        self._calls = self._batches = 0
+        self._steps_before, self._draws_before = self._iterations(), self._draws()
         self._check_provenance()
         sampling_passes.begin(self.model, self.sampling)
 
-        self._calls = self._batches = self._batches_at_sync = 0
-        self._steps_per_batch = 1
-        self._count = self._steps_at_sync = self.accounted_steps()
+        self._count = self.accounted_steps()
         self._shown = self._epsilon_after(self._count)
         planned = self.params["epochs"] * (self.params["steps"] or 0)
         updates = self.model.steps_per_execution * _UPDATES_PER_FIT[self.accountant]
@@ -145,19 +174,19 @@ class EpsilonCallback(keras.callbacks.Callback):
         due = self._calls % self._interval == 0
         # The second batch: data that the sampling did not draw is refused early.
         if due or self._calls == 1:
-            self._synchronize()
+            self._count = self.accounted_steps()
             self._check_provenance()
         batches = self._batches_of_call(batch)
         if self.target_epsilon is not None:
             following = batches + self._batches_of_call(batch + batches)
-            if not self._allows(self._count_after(following)):
-                self._synchronize()
-            self._require(self._count_after(batches))
+            if not self._allows(self._count + following):
+                self._count = self.accounted_steps()
+            self._require(self._count + batches)
             # Keras looks at `stop_training` only after the call that begins now.
-            if not self._allows(self._count_after(following)):
+            if not self._allows(self._count + following):
                 self.model.stop_training = True
                 self._cuts_short = not self._is_last(batch + batches)
-        self._count = self._count_after(batches)
+        self._count += batches
         self._calls, self._batches = self._calls + 1, self._batches + batches
         if due:
             self._shown = self._epsilon_after(self._count)
@@ -180,13 +209,28 @@ class EpsilonCallback(keras.callbacks.Callback):
         if self._cuts_short and self.params.get("verbose"):
             print(
                 f"EpsilonCallback ended training after {self.accounted_steps()} steps at "
-                f"epsilon={self.epsilon():.4g}: more would exceed "
+                f"epsilon={up(self.epsilon())}: more would exceed "
                 f"target_epsilon={self.target_epsilon:g}.",
                 flush=True,
             )
 
+    @property
+    def _optimizer(self):
+        if self.model is None:
+            raise AccountingError(
+                "This EpsilonCallback has no model yet, whose steps it could count. Ask it after "
+                "`fit`, or call `set_model(model)` before."
+            )
+        if not is_private(self.model.optimizer):
+            raise PlainGradientsError(
+                "Training with this optimizer is not private, so it has no epsilon. Received: "
+                f"optimizer={type(self.model.optimizer).__name__}. Compile the model with "
+                "DiceSGDOptimizer or another optimizer of dice_tf."
+            )
+        return self.model.optimizer
+
     def _iterations(self):
-        return int(self.model.optimizer.iterations.numpy())
+        return int(self._optimizer.iterations.numpy())
 
     def _epsilon_after(self, steps):
         mechanism = self.model.optimizer.mechanism
@@ -223,10 +267,11 @@ class EpsilonCallback(keras.callbacks.Callback):
             raise BudgetExhaustedError(
                 f"The privacy budget target_epsilon={self.target_epsilon} at delta={self.delta} "
                 f"allows {self._allowed} steps, of which {self.accounted_steps()} are spent "
-                f"(epsilon={self.epsilon():.4g}); the next call of the train function would make "
-                f"it {steps} (epsilon={self._epsilon_after(steps):.4g}). Raise `target_epsilon`, "
+                f"(epsilon={up(self.epsilon())}); the next call of the train function would make "
+                f"it {steps} (epsilon={up(self._epsilon_after(steps))}). Keep the model as it is, "
                 "or start with a larger `noise_multiplier` from "
-                "`accounting.calibrate_noise_multiplier`."
+                "`accounting.calibrate_noise_multiplier`. Raising `target_epsilon` is a decision "
+                "about the privacy of the people in the data."
             )
 
     def _batches_of_call(self, batch):
@@ -238,31 +283,27 @@ class EpsilonCallback(keras.callbacks.Callback):
         """Returns whether `fit` itself ends when this epoch has taken so many batches."""
         return self._epoch + 1 == self.params["epochs"] and batches == self.params["steps"]
 
-    def _count_after(self, batches):
-        return self._count + batches * self._steps_per_batch
-
-    def _synchronize(self):
-        """Replaces the count of steps kept here by the optimizer's own."""
-        steps, batches = self.accounted_steps(), self._batches - self._batches_at_sync
-        if batches:
-            # A train step of the user's own may take several private steps per batch.
-            taken = steps - self._steps_at_sync
-            self._steps_per_batch = max(self._steps_per_batch, -(-taken // batches))
-        self._count = self._steps_at_sync = steps
-        self._batches_at_sync = self._batches
+    def _check_record(self):
+        steps = self._iterations()
+        if self._optimizer.built:
+            provenance.check_record(self._optimizer.sampling_record, steps, self.sampling)
 
     def _check_provenance(self):
-        steps = self._iterations()
-        if self.model.optimizer.built and steps:
-            provenance.check_record(self.model.optimizer.sampling_record, steps, self.sampling)
-        taken, drawn = steps - self._steps_before, self.sampling.draws - self._draws_before
-        if self.sampling.amplified and taken > drawn:
+        self._check_record()
+        taken, drawn = self._iterations() - self._steps_before, self._draws()
+        fresh = self._batches if drawn is None else min(self._batches, drawn - self._draws_before)
+        if taken > fresh:
             raise SamplingError(
-                f"Cannot claim privacy amplification by {self.sampling!r}: this `fit` made {taken} "
-                f"steps, but the callback's sampling object drew only {drawn} batches. Pass the "
-                "callback the very object whose `dataset` feeds `fit`, and do not `cache()` that "
-                "data set: every batch must be a fresh draw."
+                f"Cannot account the run by {self.sampling!r}: this `fit` made {taken} steps, but "
+                f"had only {fresh} batches that were drawn for it. Pass the callback the very "
+                "object whose `dataset` feeds `fit`, do not `cache()` that data set, and take one "
+                "private step per batch: every step must have a batch of its own."
             )
+
+    def _draws(self):
+        """Returns the number of batches drawn so far by what `fit` trains on, if that is known."""
+        samplers = [self.sampling] if self.sampling.amplified else self._samplers
+        return sum(sampling.draws for sampling in samplers) if samplers else None
 
     def _check_steps_per_epoch(self):
         steps, declared = self.params["steps"], self.sampling.steps_per_epoch
@@ -274,4 +315,10 @@ class EpsilonCallback(keras.callbacks.Callback):
                 f"pass batch_size={self.sampling.expected_batch_size} to `fit` or batch the data "
                 "set so, without `repeat`, `take` or `drop_remainder`, and let its cardinality be "
                 "known."
+            )
+        if not self._epoch_is_one_pass:
+            raise SamplingError(
+                "Nobody can tell that an epoch of this `fit` is one pass over the data, as "
+                f"{self.sampling!r} has it. Leave `steps_per_epoch` and `repeat` out, and pass "
+                "arrays or a `tf.data.Dataset` that knows its length, not yet distributed."
             )

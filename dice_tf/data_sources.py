@@ -157,7 +157,7 @@ def _array_fetcher(name, nest, num_examples):
                 "access. Pass a dense array, or a source with `__getitem__`."
             )
         if not tf.is_tensor(value):
-            value = _standardize(np.asarray(value))
+            value = _to_array(leaf_name, value)
         rows = value.shape[0] if len(value.shape) else None
         if rows != num_examples:
             raise SamplingError(
@@ -170,12 +170,27 @@ def _array_fetcher(name, nest, num_examples):
     return lambda indices: _map_leaves(lambda _, t: tf.gather(t, indices), name, tensors)
 
 
+def _to_array(name, value):
+    try:
+        array = _standardize(np.asarray(value))
+        # Strings are objects that TensorFlow takes; rows of several lengths are not.
+        return tf.convert_to_tensor(array).numpy() if array.dtype == object else array
+    except (TypeError, ValueError) as error:
+        raise SamplingError(
+            f"Argument `{name}` must be an array of numbers or strings, with rows of one length. "
+            f"Pad them and mask the padding (`mask_zero=True`). Received: {error}"
+        ) from error
+
+
 def _source_fetcher(source, num_examples):
     if len(source) != num_examples:
         raise SamplingError(
             f"Argument `x` must have num_examples={num_examples} elements, one per example of the "
             f"declared data set. Received: {len(source)} elements ({type(source).__name__})."
         )
+    if isinstance(source, list) and isinstance(source[0], list):
+        # Cheap enough to look at all of it; other sources are found out by their first batch.
+        _stack([np.empty(len(row)) for row in source])
     example = _stack([source[0]])
     leaves = tf.nest.flatten(example)
 
@@ -208,7 +223,8 @@ def _stack(elements):
     if len(shapes) > 1:
         raise SamplingError(
             "Elements of the source must have one shape each, to be stacked into a batch. "
-            f"Received: shapes {sorted(shapes)}. Pad or resize them in `__getitem__`."
+            f"Received: shapes {sorted(shapes)}. Pad or resize them, in `__getitem__` of a source "
+            "or before, and mask padding (`mask_zero=True`)."
         )
     stacked = _standardize(np.stack(arrays))
     return stacked.astype(object) if stacked.dtype.kind in "SU" else stacked

@@ -21,13 +21,21 @@ import tensorflow as tf
 from dice_tf import (
     data_sources,
     distribution,
+    fit_data,
     multi_worker,
     precision,
     sampling_passes,
     shared_backups,
 )
+from dice_tf.callbacks import EpsilonCallback
 from dice_tf.errors import OptimizerArgumentError
-from dice_tf.training import check_gradients, is_private, private_train_step
+from dice_tf.training import (
+    compare_gradients,
+    forget_outdated_checks,
+    is_private,
+    needs_comparison,
+    private_train_step,
+)
 
 _lock = threading.Lock()
 
@@ -87,12 +95,23 @@ def _fit(stock_fit):
         multi_worker.check_workers_agree(self)
         callbacks = shared_backups.share_backups(self, given.get("callbacks"))
         given["callbacks"] = sampling_passes.with_passes(self, callbacks, samplings)
+        listed = getattr(given["callbacks"], "callbacks", None)
+        listed = keras.tree.flatten(given["callbacks"] or []) if listed is None else listed
+        budgets = [callback for callback in listed if isinstance(callback, EpsilonCallback)]
+        for budget in budgets:
+            budget.note_data(x, given.get("steps_per_epoch"))
+        fit_data.check_dense(x)
+        claims = [*samplings, *(budget.sampling for budget in budgets)]
+        given["x"] = fit_data.at_most_one_row_each(given, claims)
+        if not claims:
+            fit_data.warn_of_batch_size(given, self.optimizer.mechanism.expected_batch_size)
         if samplings:
             # Otherwise Keras warns that it will not shuffle, as if something were amiss.
             given.setdefault("shuffle", False)
             if given.get("class_weight"):
-                given["x"] = data_sources.with_class_weights(x, given.pop("class_weight"))
-        with sampling_passes.warn_of_other_trainings(self):
+                batches = given["x"]
+                given["x"] = data_sources.with_class_weights(batches, given.pop("class_weight"))
+        with sampling_passes.warn_of_other_trainings(self), fit_data.typed_errors():
             return stock_fit(**given)
 
     return fit
@@ -127,6 +146,7 @@ def _make_train_function(stock_make):
         private = _has_private_optimizer(self)
         if private:
             distribution.check_compilation(self)
+            forget_outdated_checks(self)
         stock_make(self, force)
         if private and not hasattr(self.train_function, "checks_first"):
             self.train_function = _checking_first(self, self.train_function)
@@ -169,20 +189,21 @@ def _one_step_at_a_time(model, function):
 
 
 def _checking_first(model, function):
-    """Wraps a train function so that its first call checks workers and gradients beforehand."""
-    pending = [True]
+    """Wraps a train function so that workers, then gradients, are checked before it steps."""
+    first_call = [True]
 
     @functools.wraps(function)
     def train_function(iterator):
-        if pending and not model.optimizer.self_check:
+        if first_call:
             # Once more than `fit` does: callbacks may have restored a state since.
             multi_worker.check_workers_agree(model)
-            pending.clear()
-        if pending:
+            first_call.clear()
+        if needs_comparison(model):
             batches = list(itertools.islice(iterator, model.steps_per_execution))
+            for batch in batches:
+                if needs_comparison(model):
+                    compare_gradients(model, batch)
             if batches:
-                check_gradients(model, batches[0])
-                pending.clear()
                 return function(_iterator_over(batches, iterator, model.distribute_strategy))
         return function(iterator)
 

@@ -61,3 +61,7 @@ class ReleaseError(DicePrivacyError):
 
 class MissingPackageError(DicePrivacyError, ImportError):
     """An optional package is needed that is not installed or cannot be imported."""
+
+
+class UncheckedGradientsWarning(UserWarning):
+    """Whether examples mix could not be seen from the batches that were compared."""

@@ -120,7 +120,8 @@ def check_workers_agree(model):
     shapes = [tuple(variable.shape) for variable in model.trainable_variables]
     with strategy.scope():
         private = optimizer._private
-        key = private.noise_key.read().numpy().tolist()
+        keys = (private.noise_key, private.process_key)
+        key = [key.read().numpy().tolist() for key in keys]
         # Zeros, unless private checkpoints are written: then what decides the draws.
         sampler = private.sampler.numpy().tolist() if optimizer.built else None
         steps = int(optimizer.iterations.numpy())

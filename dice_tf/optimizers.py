@@ -121,7 +121,7 @@ class DiceSGDOptimizer(PrivateUpdate, keras.optimizers.SGD):
 
     Args:
         learning_rate: Float, schedule or callable, as in Keras. Defaults to Keras' 0.01.
-        l2_norm_clip: Float > 0, \(C_1\): threshold of a per-example gradient's norm over
+        l2_norm_clip: Float >= 1e-12, \(C_1\): threshold of a per-example gradient's norm over
             all trainable variables. To be left out with `clipping="automatic"`.
         noise_multiplier: Float >= 0, \(z\): noise standard deviation on the sum of clipped
             gradients, divided by `l2_norm_clip`. From
@@ -133,22 +133,25 @@ class DiceSGDOptimizer(PrivateUpdate, keras.optimizers.SGD):
             error when it is fed back.
         clipping: `"flat"`: one threshold for the whole gradient. `"automatic"`: each gradient
             is divided by its norm, so that there is no threshold to choose; see
-            `dice_tf.clipping.clip_weights`.
+            `docs/error_feedback.md`.
         feedback_steps: Int, \(s\): residuals are fed back in equal parts at the next s steps,
             \(v^t = \frac1B\sum_i h_i + \frac1s\sum_{k=1}^s e^{t-k+1}\). Pays with
             `CyclicPoissonSampling(num_groups=s + 1)`; takes s variables per trainable variable.
         num_microbatches: Int or `None`: clip mean gradients of this many microbatches
-            instead of per-example gradients, as in TF-Privacy. Doubles the sensitivity.
+            instead of per-example gradients, as in TF-Privacy. Multiplies the sensitivity by 4
+            with Poisson sampling, by 2 with shuffled epochs.
         chunk_size: Int or `None`: at most this many examples' gradients are computed at
             once. Bounds memory; changes nothing else.
-        gradient_engine: `"auto"`, `"layerwise"` or `"vectorized"`.
+        gradient_engine: `"layerwise"`: closed forms, layer by layer. `"vectorized"`: the whole
+            model under `tf.vectorized_map`, the reference, slow. `"auto"`: layerwise, but
+            vectorized with `num_microbatches`.
         self_check: Whether the first batch of a compiled model is used to compare the
             gradients of a few examples with their gradients alone.
         rescale_to_unit_norm: Whether the noised direction is divided by \(C_1\) before the
             update rule sees it. The best learning rate then hardly depends on \(C_1\).
         save_errors: Whether files hold what a killed run needs to go on bit for bit: the error,
             the noise key and the position of the sampler. Such files are as private as the
-            data; see `dice_tf.private_checkpoints`.
+            data; see `docs/saving.md`.
         noise_seed: Int or `None`: fixes the noise for reproducible tests. Whoever knows the
             seed can remove the noise, so leave it out for real data.
         **keras_arguments: Of `keras.optimizers.SGD`: `momentum`, `nesterov`,

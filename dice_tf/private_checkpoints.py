@@ -7,12 +7,15 @@ Files are for release: they hold neither the error e nor the noise key. An optim
 Whoever reads such a file can remove the noise, so it is as private as the data.
 
 A file can be loaded twice, and the two runs may go apart: other data, another learning
-rate. Were they to add the same noise, their difference would be free of it. So where the
-key may come from a file, it is bound to what it is to hide,
+rate. Were they to add the same noise, their difference would be free of it. So there are
+two keys. The one that is in files, of steps taken with `save_errors=True`, is never used
+but bound to what it is to hide,
 
 \[w^t = \mathrm{Noise}(\mathrm{PRF}_{key}(v^t), t),\]
 
-and runs repeat noise only as long as they repeat \(v^t\) to the last bit.
+and runs repeat noise only as long as they repeat \(v^t\) to the last bit. The other one,
+of all other steps, is used as it is, and neither it nor the count of its draws is ever
+written or read. (A `noise_seed` decides both, in every process that is given it.)
 """
 
 import functools
@@ -31,6 +34,8 @@ _PREFIX = "private_"
 # `steps` steps.
 _ENTROPY_WORDS = 4
 SAMPLER_SIZE = _ENTROPY_WORDS + 4
+# Counts of a `PrivateState`: draws with either key, and the step whose errors are kept.
+COUNTS = ("noise_draws", "process_draws", "error_step")
 # Keeps the key's use for binding apart from its use for noise.
 _BINDING = 0x62696E64
 
@@ -41,9 +46,12 @@ class PrivateState:
     A plain Python object, so that neither Keras nor `tf.train.Checkpoint` finds it.
     """
 
-    def __init__(self, noise_key):
-        self.noise_key = noise_key
-        self.noise_draws = None
+    def __init__(self, noise_seed):
+        # Private files hold the first key and its count, and no file the second ones.
+        self.noise_key, self.process_key = noise.NoiseKey(noise_seed), noise.NoiseKey(noise_seed)
+        self.noise_draws = self.process_draws = None
+        # The errors are those of this step; in any other state of the run they count as 0.
+        self.error_step = None
         self.errors = []
         self.sampler = None
         # What was loaded into an optimizer that is not built yet.
@@ -109,7 +117,8 @@ def private_variables(private, mechanism):
     Returns:
         Dict from name to variable.
     """
-    variables = {"noise_draws": private.noise_draws, "sampler": private.sampler}
+    names = ("noise_draws", "error_step", "sampler")
+    variables = {name: getattr(private, name) for name in names}
     variables.update({f"error_{i}": error for i, error in enumerate(private.errors)})
     if private.noise_key.seed is None:
         variables["noise_key"] = private.noise_key.variable

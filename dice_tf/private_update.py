@@ -7,6 +7,7 @@ direction \\(v + w\\). What a Keras rule computes from it (momentum, schedules, 
 decay, averages) is post-processing and costs no privacy.
 """
 
+import dataclasses
 import warnings
 
 import keras
@@ -24,6 +25,18 @@ from dice_tf.errors import (
 from dice_tf.mechanism import DiceMechanism, check_integer
 
 GRADIENT_ENGINES = ("auto", "layerwise", "vectorized")
+
+# Attributes of the mechanism that are constructor arguments.
+_PRIVACY_ARGUMENTS = (
+    "l2_norm_clip",
+    "noise_multiplier",
+    "expected_batch_size",
+    "error_norm_clip",
+    "bound_residuals",
+    "clipping",
+    "feedback_steps",
+    "num_microbatches",
+)
 
 _REFUSED_KERAS_ARGUMENTS = {
     "clipnorm": "it would clip the noised mean, variable by variable",
@@ -45,7 +58,7 @@ class PrivateUpdate:
     def __init__(
         self,
         learning_rate=None,
-        *,
+        *positional,
         l2_norm_clip=None,
         noise_multiplier=None,
         expected_batch_size=None,
@@ -62,6 +75,13 @@ class PrivateUpdate:
         noise_seed=None,
         **keras_arguments,
     ):
+        if positional:
+            raise OptimizerArgumentError(
+                f"All arguments of {type(self).__name__} but `learning_rate` are keyword-only, so "
+                "that no number is taken for another. Received: "
+                f"{', '.join(map(repr, (learning_rate, *positional)))}. Write l2_norm_clip=..., "
+                "noise_multiplier=..., expected_batch_size=..."
+            )
         for name, value in keras_arguments.items():
             _check_keras_argument(name, value)
         mechanism = DiceMechanism(
@@ -84,7 +104,7 @@ class PrivateUpdate:
         if learning_rate is not None:
             keras_arguments["learning_rate"] = learning_rate
         super().__init__(**keras_arguments)
-        self._private = private_checkpoints.PrivateState(noise.NoiseKey(noise_seed))
+        self._private = private_checkpoints.PrivateState(noise_seed)
         self.chunk_size = chunk_size
         self.gradient_engine = gradient_engine
         self.self_check = bool(self_check)
@@ -105,14 +125,32 @@ class PrivateUpdate:
                     "`compile` under the dtype policy 'mixed_float16', use 'mixed_bfloat16', which "
                     "needs no loss scaling, or `compile(auto_scale_loss=False)`."
                 )
+            if name in _PRIVACY_ARGUMENTS or name == "noise_seed":
+                raise OptimizerArgumentError(
+                    f"Privacy parameters of {type(self).__name__} are fixed when it is made. "
+                    f"Received: {name}={value!r}. Compile the model with a new optimizer, and add "
+                    "up the epsilons and deltas of both trainings."
+                )
             _check_keras_argument(name, value)
         super().__setattr__(name, value)
         if name == "save_errors":
             self._track_private_state()
 
+    def __getattr__(self, name):
+        # For names that are not found; `object` has the error that says so.
+        owner = self._mechanism if name in _PRIVACY_ARGUMENTS else self
+        return object.__getattribute__(owner, name)
+
     @property
     def mechanism(self):
-        """The `DiceMechanism`: every parameter of this optimizer that enters epsilon."""
+        """The `DiceMechanism`: every parameter of this optimizer that enters epsilon.
+
+        Its `noise_is_secret` is that of the whole run, steps of loaded files included.
+        """
+        # A step that is being traced cannot read the record, and needs no more than this.
+        if self.built and tf.executing_eagerly():
+            if provenance.unpack_record(self._sampling_record.numpy())["seeded_steps"]:
+                return dataclasses.replace(self._mechanism, noise_is_secret=False)
         return self._mechanism
 
     @property
@@ -162,9 +200,11 @@ class PrivateUpdate:
                 for delay in range(1, self._mechanism.feedback_steps + 1)
                 for variable in variables
             ]
-        self._private.noise_draws = keras.Variable(
-            0, dtype="int64", trainable=False, aggregation="only_first_replica", name="noise_draws"
-        )
+        for name in private_checkpoints.COUNTS:
+            count = keras.Variable(
+                0, dtype="int64", trainable=False, aggregation="only_first_replica", name=name
+            )
+            setattr(self._private, name, count)
         self._private.sampler = keras.Variable(
             np.zeros(private_checkpoints.SAMPLER_SIZE), dtype="int64", trainable=False,
             aggregation="only_first_replica", name="sampler",
@@ -210,8 +250,9 @@ class PrivateUpdate:
         raise PlainGradientsError(
             f"{type(self).__name__} received gradients that were summed over a batch, so the "
             "influence of one example on them is not bounded. In a custom training loop call "
-            "`dice_tf.private_train_step(model, (x, y))` instead of `tape.gradient` and "
-            "`apply_gradients`; a model whose `train_step` is overridden must call "
+            "`dice_tf.private_train_step(model, batch)` instead of `tape.gradient` and "
+            "`apply_gradients`, with all three elements of the sampler's batch, (x, y, weights): "
+            "weight 0 marks padding. A model whose `train_step` is overridden must call "
             "`super().train_step(data)`."
         )
 
@@ -226,7 +267,7 @@ class PrivateUpdate:
 
         Source: Zhang et al., ICLR 2024, Alg. 1 lines 5 to 7.
         """
-        mechanism = self._mechanism
+        mechanism, private = self._mechanism, self._private
         self._check_variables_are_known(variables)
         used = [i for i, head in enumerate(sums.head) if head is not None]
         heads = [sums.head[i] for i in used]
@@ -240,14 +281,16 @@ class PrivateUpdate:
         slots = [self._get_variable_index(variables[i]) for i in used]
         errors, forgotten = self._errors_of(slots)
         direction, new_errors = feedback.direction_and_errors(
-            heads, residuals, [tf.convert_to_tensor(e.value) for e in errors], mechanism
+            heads, residuals, self._values_of(errors), mechanism
         )
         if mechanism.noise_multiplier > 0:
             # Not `iterations`: they go back when weights are loaded, and the same noise on
             # other data would give two releases whose difference is free of noise.
-            key, draws = self._private.noise_key.read(), self._private.noise_draws.value
             if self.save_errors:
-                key = private_checkpoints.bind_key(key, direction)
+                key = private_checkpoints.bind_key(private.noise_key.read(), direction)
+                draws = private.noise_draws.value
+            else:
+                key, draws = private.process_key.read(), private.process_draws.value
             shapes = {slot: v.shape for slot, v in zip(slots, direction, strict=True)}
             drawn = noise.gaussian_noise(key, draws, shapes, mechanism.noise_stddev)
             direction = [v + drawn[slot] for v, slot in zip(direction, slots, strict=True)]
@@ -258,16 +301,16 @@ class PrivateUpdate:
             v if penalty_gradients[i] is None else v + tf.cast(penalty_gradients[i], tf.float32)
             for v, i in zip(direction, used, strict=True)
         ]
-        record = provenance.update_record(self._sampling_record.value, marks)
-        distribution.assign_on_every_replica(
-            [*errors, *forgotten, self._sampling_record, self._private.noise_draws],
-            [
-                *new_errors,
-                *(tf.zeros(e.shape) for e in forgotten),
-                record,
-                self._private.noise_draws.value + 1,
-            ],
-        )
+        updates = [
+            *zip(errors, new_errors, strict=True),
+            *((error, tf.zeros(error.shape)) for error in forgotten),
+            (self._sampling_record, provenance.update_record(
+                self._sampling_record.value, marks, mechanism.noise_is_secret)),
+            (private.noise_draws, private.noise_draws.value + 1),
+            (private.process_draws, private.process_draws.value + 1),
+            (private.error_step, tf.cast(self._iterations.value, tf.int64) + 1),
+        ]  # fmt: skip
+        distribution.assign_on_every_replica(*map(list, zip(*updates)))
         super().apply(direction, [variables[i] for i in used])
 
     def _errors_of(self, slots):
@@ -281,6 +324,22 @@ class PrivateUpdate:
         unused = sorted(set(range(count)) - set(slots))
         return tuple([errors[d + i] for d in delays for i in chosen] for chosen in (slots, unused))
 
+    def _values_of(self, errors):
+        """Returns the values of error variables, zeros if the step before was another one.
+
+        `tf.train.Checkpoint.restore` takes weights and counts back and leaves the error: an
+        example of a discarded step could then be drawn while its residual is fed back.
+        """
+        values = [tf.convert_to_tensor(error.value) for error in errors]
+        if not values:
+            return values
+        # A branch, because a product would cost one more pass over all parameters.
+        return tf.cond(
+            tf.equal(self._private.error_step.value, tf.cast(self._iterations.value, tf.int64)),
+            lambda: values,
+            lambda: [tf.zeros_like(value) for value in values],
+        )
+
     def _all_reduce_sum_gradients(self, grads_and_vars):
         # Keras would add the direction up over replicas here. It is already the same on
         # all of them, noise included: adding it up would multiply it by their number.
@@ -293,20 +352,29 @@ class PrivateUpdate:
             private_checkpoints.save(self._private, self._mechanism, store)
 
     def load_own_variables(self, store):
-        """Loads what there is; the error starts from 0 unless the file is private."""
+        """Loads what there is; the error starts from 0 unless the file is private.
+
+        Raises:
+            SamplingError: If the file has a sampling record of another version.
+        """
         if not self.built:
             # Keras would drop it all with a warning, and with it the steps that epsilon counts.
             self._private.to_load = {name: np.asarray(store[name]) for name in store.keys()}
             self._iterations.assign(self._private.to_load.get("0", 0))
             return
-        super().load_own_variables(private_checkpoints.released(store))
-        if self.save_errors and private_checkpoints.load(self._private, self._mechanism, store):
-            return
-        for error in self.errors:
-            error.assign(tf.zeros(error.shape))
+        private, released = self._private, private_checkpoints.released(store)
+        for number, variable in enumerate(self.variables):
+            if variable is self._sampling_record and str(number) in released:
+                provenance.check_layout(released[str(number)])
+        super().load_own_variables(released)
+        counts = [private.process_draws]
+        if not (self.save_errors and private_checkpoints.load(private, self._mechanism, store)):
+            for error in self.errors:
+                error.assign(tf.zeros(error.shape))
+            counts.append(private.noise_draws)
         # With a seed, a new process goes on where the saved one stopped.
-        draws = self._private.noise_draws
-        draws.assign(tf.maximum(draws.value, tf.cast(self._iterations.value, draws.dtype)))
+        for draws in counts:
+            draws.assign(tf.maximum(draws.value, tf.cast(self._iterations.value, draws.dtype)))
 
     def get_config(self):
         """Returns the constructor's arguments, without `noise_seed`.
@@ -316,17 +384,7 @@ class PrivateUpdate:
         """
         config = super().get_config()
         for name in (
-            "l2_norm_clip",
-            "noise_multiplier",
-            "expected_batch_size",
-            "error_norm_clip",
-            "bound_residuals",
-            "clipping",
-            "feedback_steps",
-            "num_microbatches",
-        ):
-            config[name] = getattr(self._mechanism, name)
-        for name in (
+            *_PRIVACY_ARGUMENTS,
             "chunk_size",
             "gradient_engine",
             "self_check",

@@ -17,6 +17,8 @@ a few integers; it is the same for every data set, so it is public. From the
 record `check_record` tells whether an amplification claim is backed.
 """
 
+import hashlib
+
 import numpy as np
 import tensorflow as tf
 
@@ -28,7 +30,9 @@ from dice_tf.errors import SamplingError
 # `disordered_steps`: steps that were unmarked, or whose group was neither 0 nor the one
 # after the last. `unfinished_steps`: steps of a pass over the data that was cut short,
 # which the accountant counts although they were never made. `assignment`: name of the
-# group assignment in use, -1 before the first.
+# group assignment in use, -1 before the first. `sampling`: `sampling_name` of all steps
+# of a known origin, `_UNKNOWN` before the first, `_SEVERAL` if they have not the same.
+# `seeded_steps`: steps whose noise came from a `noise_seed`.
 RECORD_FIELDS = (
     "steps",
     "last_group",
@@ -37,9 +41,12 @@ RECORD_FIELDS = (
     "disordered_steps",
     "unfinished_steps",
     "assignment",
+    "sampling",
+    "seeded_steps",
 )
 RECORD_SIZE = len(RECORD_FIELDS)
 _NO_CYCLE = np.iinfo(np.int32).max
+_UNKNOWN, _SEVERAL = -1, -2
 _NEGATIVE_ZERO_BITS = np.iinfo(np.int32).min
 
 
@@ -51,6 +58,7 @@ def initial_record():
     """
     start = dict.fromkeys(RECORD_FIELDS, 0)
     start.update(last_group=-1, shortest_cycle=_NO_CYCLE, largest_group=-1, assignment=-1)
+    start["sampling"] = _UNKNOWN
     return pack_record(start)
 
 
@@ -78,6 +86,55 @@ def pack_record(fields):
     return np.asarray([fields[name] for name in RECORD_FIELDS], dtype=np.int32)
 
 
+def check_layout(record):
+    """Refuses a record of a file that another version of dice_tf wrote.
+
+    Args:
+        record: Array, as it was stored.
+
+    Raises:
+        SamplingError: If it has not the fields of this version.
+    """
+    if np.shape(record) != (RECORD_SIZE,):
+        raise SamplingError(
+            "The optimizer in this file was saved by another version of dice_tf, whose record of "
+            "the sampling has other fields, so its epsilon cannot be continued. Received: a record "
+            f"of shape {np.shape(record)}, not ({RECORD_SIZE},). Load the model with "
+            "`keras.models.load_model(path, compile=False)`, and add the epsilon and delta of its "
+            "training to those of the next."
+        )
+
+
+def sampling_name(sampling):
+    """Returns a public name of everything about a sampling that epsilon depends on.
+
+    Args:
+        sampling: Object of `dice_tf.sampling`; its seed and entropy do not count.
+
+    Returns:
+        Int in [0, 2**31).
+    """
+    facts = (type(sampling).__name__, sampling.num_examples, sampling.expected_batch_size,
+             sampling.num_groups)  # fmt: skip
+    return int.from_bytes(hashlib.sha256(repr(facts).encode()).digest()[:4], "little") >> 1
+
+
+def join_sampling(fields, sampling):
+    """Returns the fields of a record whose next steps are drawn by `sampling`.
+
+    Args:
+        fields: Dictionary with the keys `RECORD_FIELDS`.
+        sampling: Object of `dice_tf.sampling`.
+
+    Returns:
+        Dictionary with the same keys.
+    """
+    name = sampling_name(sampling)
+    if fields["steps"] and fields["sampling"] not in (_UNKNOWN, name):
+        name = _SEVERAL
+    return dict(fields, sampling=name)
+
+
 def count_marks(sample_weight):
     """Counts the negative zeros among the sample weights of a batch.
 
@@ -100,12 +157,13 @@ def count_marks(sample_weight):
     return tf.reduce_sum(tf.cast(bits == _NEGATIVE_ZERO_BITS, tf.int32))
 
 
-def update_record(record, marks):
+def update_record(record, marks, noise_is_secret=True):
     """Returns the record after one more step.
 
     Args:
         record: Int32 `[RECORD_SIZE]`, the record so far.
         marks: Int32 scalar, `count_marks` of the step's batch over all replicas.
+        noise_is_secret: Whether the step's noise key is, see `DiceMechanism`.
 
     Returns:
         Int32 tensor `[RECORD_SIZE]`.
@@ -130,6 +188,7 @@ def update_record(record, marks):
         shortest_cycle=tf.minimum(fields["shortest_cycle"], cycle),
         largest_group=tf.maximum(fields["largest_group"], group),
         disordered_steps=fields["disordered_steps"] + tf.cast(~in_order, tf.int32),
+        seeded_steps=fields["seeded_steps"] + int(not noise_is_secret),
     )
     return tf.stack([fields[name] for name in RECORD_FIELDS])
 
@@ -143,30 +202,44 @@ def check_record(record, iterations, sampling):
         sampling: The sampling object that the run is accounted with.
 
     Raises:
-        SamplingError: If amplification is claimed and a step was unrecorded or unmarked,
-            batches came out of order, or they came from a sampler with another number
-            of groups; or if none is claimed and a Poisson sampler drew batches.
+        SamplingError: If the record is of another number of steps, or of a sampling with
+            other parameters; if amplification is claimed and a step was unmarked, batches
+            came out of order, or they came from a sampler with another number of groups;
+            or if none is claimed and a Poisson sampler drew batches.
     """
     seen = unpack_record(record)
-    if not sampling.amplified:
-        if seen["largest_group"] >= 0:
-            raise SamplingError(
-                f"Cannot account the run by {sampling!r}: it used batches of a Poisson sampler, "
-                "which may draw an example several times in one epoch. Use one sampling object "
-                "for the data set and for the accounting, from the first step of a run to its last."
-            )
-        return
+    if seen["steps"] != iterations:
+        raise SamplingError(
+            f"Cannot account the run by {sampling!r}: `optimizer.iterations` is {iterations}, but "
+            f"{seen['steps']} steps were recorded, and each of them counts. Continue a run with "
+            "the optimizer that began it, and do not assign its `iterations`: "
+            "`keras.callbacks.LearningRateScheduler` restarts a schedule without that."
+        )
+    if sampling.amplified:
+        _check_amplification(seen, iterations, sampling)
+    elif seen["largest_group"] >= 0:
+        raise SamplingError(
+            f"Cannot account the run by {sampling!r}: it used batches of a Poisson sampler, "
+            "which may draw an example several times in one epoch. Use one sampling object "
+            "for the data set and for the accounting, from the first step of a run to its last."
+        )
+    if seen["steps"] and seen["sampling"] not in (_UNKNOWN, sampling_name(sampling)):
+        raise SamplingError(
+            f"Cannot account the run by {sampling!r}: some of its {iterations} steps were drawn by "
+            "a sampling with other parameters (its class, `num_examples`, `expected_batch_size` or "
+            "`num_groups`), at which a step costs more or less. Compile the model with a new "
+            "optimizer for the other sampling, and add up the epsilons and deltas of both "
+            "trainings."
+        )
+
+
+def _check_amplification(seen, iterations, sampling):
     claim = f"privacy amplification by {sampling!r}"
     remedy = (
         "Pass `sampling.dataset(...)` to `fit`, without operations that regroup, reorder or drop "
         "its batches. Data passed as arrays or as any other data set is accounted as "
         "`ShuffledEpochs`."
     )
-    if seen["steps"] < iterations:
-        raise SamplingError(
-            f"Cannot claim {claim}: only {seen['steps']} of {iterations} steps were recorded, so "
-            "the others are of unknown origin. Continue a run with the optimizer that began it."
-        )
     if seen["disordered_steps"]:
         raise SamplingError(
             f"Cannot claim {claim}: {seen['disordered_steps']} of {iterations} steps used batches "

@@ -16,7 +16,7 @@ import numpy as np
 from scipy import stats
 import tensorflow as tf
 
-from dice_tf import multi_worker
+from dice_tf import multi_worker, padding
 from dice_tf.data_sources import row_fetcher, row_weights
 from dice_tf.errors import SamplingError
 from dice_tf.mechanism import check_integer
@@ -134,13 +134,27 @@ class Sampling:
         self._state.watch(self.position, on_gap)
 
     def steps(self, epochs):
-        """Returns the number of steps in `epochs` epochs."""
+        """Returns the number of steps in `epochs` epochs.
+
+        Args:
+            epochs: Int >= 0.
+
+        Returns:
+            Int, `epochs * steps_per_epoch`.
+        """
         return self.steps_per_epoch * check_integer(
             "epochs", epochs, minimum=0, error=SamplingError
         )
 
     def rounds(self, steps):
-        """Returns the largest number of steps, out of `steps`, that one example can enter."""
+        """Returns the largest number of steps, out of `steps`, that one example can enter.
+
+        Args:
+            steps: Int >= 0, number of optimizer steps.
+
+        Returns:
+            Int, `steps / steps_per_round`, rounded up.
+        """
         steps = check_integer("steps", steps, minimum=0, error=SamplingError)
         return -(-steps // self.steps_per_round)
 
@@ -155,11 +169,11 @@ class Sampling:
         the result must not be (`cache()` would train on the first draw over and
         over; `EpsilonCallback` notices). `map`, `prefetch` and `repeat` are fine.
 
-        Batches come in few shapes, so that a step compiled for a shape is reused:
-        rows are added at the end, with `sample_weight` 0, up to the next padded size.
-        The smallest size holds every draw of a run of `epochs` epochs with probability
-        0.9 at least; a larger draw takes a size 25 %, 50 %, ... larger. A draw is never
-        cut. Iterating more often than `epochs` times is allowed.
+        Batches come in few shapes, so that a step compiled for a shape is reused: rows that
+        were not drawn are added, with `sample_weight` 0, up to the next padded size. Keep the
+        weights: without them these rows train. The smallest size holds every draw of a run of
+        `epochs` epochs with probability 0.9 at least; a larger draw takes a size 25 %, 50 %,
+        ... larger. A draw is never cut. Iterating more often than `epochs` times is allowed.
 
         Under a `tf.distribute` strategy, call this within `strategy.scope()`: padded sizes
         are then multiples of the number of replicas. All workers of a cluster draw the
@@ -232,8 +246,8 @@ class Sampling:
         @functools.cache
         def sizes(largest):
             quantile = stats.binom.isf(_OVERFLOW_PROBABILITY / planned_steps, largest, probability)
-            smallest = _round_up(int(quantile) + self.num_groups, multiple)
-            return smallest, _round_up(smallest // 4, multiple)
+            smallest = padding.round_up(int(quantile) + self.num_groups, multiple)
+            return smallest, padding.round_up(smallest // 4, multiple)
 
         def draw(iteration, step):
             *stream, offset = iteration.tolist()
@@ -249,11 +263,12 @@ class Sampling:
             rng = self._generator(_DRAW_STREAM, *stream, step)
             # Given its size, a Poisson sample is uniform among the subsets of that size.
             drawn = rng.choice(pool, rng.binomial(pool, probability), replace=False)
-            indices = drawn if members is None else members[drawn]
-            excess = max(0, len(indices) + self.num_groups - smallest)
+            excess = max(0, len(drawn) + self.num_groups - smallest)
             size = smallest + increment * -(-excess // increment)
+            indices = drawn if members is None else members[drawn]
             self._state.count_draw()
-            return _pad(indices, size, marks=group + 1)
+            indices = padding.with_others(indices, self.num_examples, size, rng)
+            return indices, padding.weights(size, len(drawn), marks=group + 1)
 
         return self._begin_iteration, draw, None
 
@@ -341,10 +356,11 @@ class CyclicPoissonSampling(Sampling):
 
 @dataclasses.dataclass(frozen=True)
 class ShuffledEpochs(Sampling):
-    """Each epoch visits every example once, in any order; no amplification is claimed.
+    r"""Each epoch visits every example once, in any order; no amplification is claimed.
 
     This is what `model.fit(x, y, batch_size=...)` does. Shuffling is not Poisson
-    sampling: the accountant counts one full, unsampled release per epoch begun.
+    sampling: the accountant counts one full, unsampled release per epoch begun, so T steps
+    are \(\lceil T / \lceil N / B \rceil \rceil\) releases.
 
     Args:
         num_examples: Int >= 1, the size N of the data set.
@@ -359,6 +375,8 @@ class ShuffledEpochs(Sampling):
     >>> sampling = ShuffledEpochs(num_examples=29_404, expected_batch_size=32)
     >>> sampling.sampling_probability, sampling.steps_per_epoch, sampling.rounds(920)
     (1.0, 919, 2)
+
+    Source: own; `docs/privacy.md`, section 2, form 3.
     """
 
     seed: int | None = None
@@ -385,29 +403,21 @@ class ShuffledEpochs(Sampling):
         return False
 
     def _plan(self, planned_steps, replicas=1):
-        size = self.expected_batch_size
-        rows = _round_up(size, replicas)
+        size, count = self.expected_batch_size, self.num_examples
+        starts = range(0, count, size)
+        # Not up to one size: padding costs an example a second entry if its weight is lost.
+        sizes = {padding.round_up(min(size, count - start), replicas) for start in (0, starts[-1])}
 
         def begin():
             *stream, _ = self._begin_iteration().tolist()
             rng = self._generator(_DRAW_STREAM, *stream)
-            return rng.permutation(self.num_examples)
+            return rng.permutation(count)
 
         def draw(order, step):
             self._state.count_draw()
-            return _pad(order[int(step) * size : (int(step) + 1) * size], rows, marks=0)
+            start = starts[int(step)]
+            drawn = min(size, count - start)
+            places = np.arange(start, start + padding.round_up(drawn, replicas))
+            return order.take(places, mode="wrap"), padding.weights(len(places), drawn, marks=0)
 
-        return begin, draw, rows
-
-
-def _round_up(size, multiple):
-    return multiple * max(1, math.ceil(size / multiple))
-
-
-def _pad(indices, size, marks):
-    """Returns `indices` repeated up to `size`, and weights that end in `marks` negative zeros."""
-    weights = np.zeros(size, dtype=np.float32)
-    weights[: len(indices)] = 1.0
-    weights[size - marks :] = -0.0
-    # `np.resize` repeats the rows drawn; without any, it gives row 0.
-    return np.resize(indices, size).astype(np.int64), weights
+        return begin, draw, sizes.pop() if len(sizes) == 1 else None

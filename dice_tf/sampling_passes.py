@@ -42,15 +42,23 @@ def begin(model, sampling):
         model: Keras model compiled with a private optimizer.
         sampling: The object whose `dataset` feeds the steps that follow.
     """
+    optimizer = model.optimizer
+    if not optimizer.built and model.built:
+        # It takes what was loaded, and a record to write to.
+        with model.distribute_strategy.scope():
+            optimizer.build(model.trainable_variables)
     if not private_checkpoints.continue_sampling(model, sampling):
-        _close_open_pass(model.optimizer, sampling)
+        _close_open_pass(optimizer, sampling)
+    _write_record(optimizer, provenance.join_sampling(read_record(optimizer), sampling))
+    _warn_of_discarded_steps(optimizer)
 
 
 def note_assignment(optimizer, sampling):
-    """Records whose groups the steps so far were drawn from, if nobody knew before them."""
-    record = read_record(optimizer)
+    """Records how and from whose groups the steps so far were drawn, if nobody knew before."""
+    record = provenance.join_sampling(read_record(optimizer), sampling)
     if record["assignment"] < 0:
-        _write_record(optimizer, dict(record, assignment=sampling.assignment))
+        record["assignment"] = sampling.assignment
+    _write_record(optimizer, record)
 
 
 def with_passes(model, callbacks, samplings):
@@ -124,6 +132,21 @@ class _BeginPass(keras.callbacks.Callback):
 def _write_record(optimizer, fields):
     if optimizer.built:
         optimizer.sampling_record.assign(provenance.pack_record(fields))
+
+
+def _warn_of_discarded_steps(optimizer):
+    if not optimizer.built:
+        return
+    draws = int(optimizer._private.process_draws.numpy())
+    discarded = draws - int(optimizer.iterations.numpy())
+    if discarded > 0:
+        warnings.warn(
+            f"This process took {discarded} steps that are not in epsilon: weights of an earlier "
+            "step were loaded after them. That is right if nothing of these steps was released or "
+            "used for a decision. Otherwise compute the epsilon of all steps by "
+            "`accounting.compute_epsilon`.",
+            stacklevel=2,
+        )
 
 
 def _close_open_pass(optimizer, sampling):

@@ -66,6 +66,7 @@ class _TakeOverFromFirstWorker(keras.callbacks.Callback):
         model, optimizer = self.model, self.model.optimizer
         private = private_checkpoints.private_variables(optimizer._private, optimizer.mechanism)
         variables = [*model.variables, *optimizer.variables, *optimizer.errors, *private.values()]
+        variables.append(optimizer._private.process_draws)
         values = [variable.numpy() for variable in variables]
         # As bytes, so that every bit arrives, whatever the type.
         packed = b"".join(value.tobytes() for value in values)

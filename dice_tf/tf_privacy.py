@@ -129,7 +129,7 @@ class DiceSumQuery(dp_query.SumAggregationDPQuery):
     All arithmetic is float32. A record with an entry that is not finite contributes nothing.
 
     Args:
-        l2_norm_clip: Float > 0, \(C_1\): threshold of the norm of a whole record.
+        l2_norm_clip: Float >= 1e-12, \(C_1\): threshold of the norm of a whole record.
         noise_multiplier: Float >= 0, \(z\): noise standard deviation on the sum, divided
             by `l2_norm_clip`.
         record_specs: Nested structure of `tf.TensorSpec`s, tensors or variables, with the
@@ -223,6 +223,18 @@ class DiceSumQuery(dp_query.SumAggregationDPQuery):
 
         Raises:
             MechanismError: If `global_state` was frozen into a `tf.function`.
+
+        Example:
+
+        >>> query = DiceSumQuery(
+        ...     l2_norm_clip=3.0, noise_multiplier=0.0, record_specs=tf.TensorSpec([2]))
+        >>> state = query.initial_global_state()
+        >>> sample = query.accumulate_record(
+        ...     query.derive_sample_params(state), query.initial_sample_state(),
+        ...     tf.constant([5.0, 0.0]))
+        >>> result, state, event = query.get_noised_result(sample, state)
+        >>> [round(float(value[0]), 3) for value in (result, state.errors)]
+        [3.0, 2.0]
         """
         sums = tf.nest.flatten(sample_state.heads)
         if self._mechanism.error_norm_clip > 0:

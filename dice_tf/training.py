@@ -7,6 +7,7 @@ optimizer's private update, metrics. `dice_tf.dispatch` makes `fit` use it.
 """
 
 import functools
+import types
 import weakref
 
 import keras
@@ -18,7 +19,11 @@ from dice_tf.errors import LossError, ModelError, PlainGradientsError
 from dice_tf.mechanism import DiceMechanism
 from dice_tf.per_example import chunks, layerwise, loss, self_check, vectorized
 
-_checked_models = weakref.WeakKeyDictionary()
+# Keras model -> what was checked of it, which holds while `_still_holds`.
+_checked = weakref.WeakKeyDictionary()
+
+# A gradient of 0 in so many batches is no accident of the first.
+_MOST_BATCHES_TRIED = 20
 
 
 @tf.autograph.experimental.do_not_convert
@@ -27,11 +32,11 @@ def private_train_step(model, data):
 
     Args:
         model: A Keras model compiled with a private optimizer and a loss.
-        data: A batch as `fit` gets it: `(x, y)` or `(x, y, sample_weight)`. Examples of
-            weight 0 are padding.
+        data: A batch as `fit` gets it: `(x, y)` or `(x, y, sample_weight)`. Give all three
+            elements of a sampler's batch: examples of weight 0 are padding.
 
     Returns:
-        Dict from metric name to value, not private (see `dice_tf.metrics`).
+        Dict from metric name to value, not private.
 
     Raises:
         DicePrivacyError: If the optimizer is not private, or the model or its loss cannot
@@ -54,6 +59,8 @@ def private_train_step(model, data):
     x, y, sample_weight = _unpack(model, data)
     precision.check_float32_products()
     _prepare(model, optimizer, x, y, sample_weight)
+    if tf.executing_eagerly() and not tf.distribute.has_strategy() and needs_comparison(model):
+        compare_gradients(model, data)
     sums = _gradient_sums(model, optimizer, x, y, sample_weight)
     if all(head is None for head in sums.head):
         raise ModelError(f"The loss of model '{model.name}' depends on no trainable variable.")
@@ -68,8 +75,9 @@ def private_train_step(model, data):
 def check_gradients(model, data):
     """Compares the per-example gradients of a few examples with their gradients alone.
 
-    `fit` and `train_on_batch` do this once for every compiled model, with the first batch;
-    in a custom loop, call it before the first step.
+    `fit`, `train_on_batch` and steps that are not compiled do this for every compiled model,
+    before the first step, with the first batch that has something to compare. In a compiled
+    loop of your own, call it before the first step.
 
     Args:
         model: A Keras model compiled with a private optimizer and a loss.
@@ -78,6 +86,9 @@ def check_gradients(model, data):
     Raises:
         GradientEngineError: If they differ: a layer or loss mixes examples, or a rule for a
             layer is wrong.
+        ModelError: If the model has a layer that cannot be private, such as BatchNormalization.
+        LossError: If the loss has no value per example.
+        PlainGradientsError: If the optimizer is not private.
 
     Example:
 
@@ -87,19 +98,60 @@ def check_gradients(model, data):
     ...     l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8), loss="mse")
     >>> check_gradients(model, (tf.ones([8, 4]), tf.ones([8, 1])))
     """
-    optimizer, strategy = _private_optimizer(model), model.distribute_strategy
+    _private_optimizer(model)
     multi_worker.check_workers_agree(model)
+    if not _compare(model, data):
+        self_check.warn_unchecked(model, batches=1)
+
+
+def needs_comparison(model):
+    """Whether a compiled model's gradients are still to be compared, and it is asked for."""
+    checks = _checked.get(model)
+    return model.optimizer.self_check and (checks is None or not checks.compared)
+
+
+def compare_gradients(model, data):
+    """Does what `check_gradients` does, without a warning until many batches compared nothing.
+
+    Args:
+        model: A Keras model compiled with a private optimizer and a loss.
+        data: A batch as `fit` gets it. All workers must make this call.
+    """
+    if _compare(model, data):
+        return
+    checks = _checked[model]
+    checks.batches_tried += 1
+    if checks.batches_tried == _MOST_BATCHES_TRIED:
+        self_check.warn_unchecked(model, checks.batches_tried)
+        checks.compared = True
+
+
+def forget_outdated_checks(model):
+    """Makes a model be checked anew if its loss, layers or trainable variables are others."""
+    if model in _checked and not _still_holds(_checked[model], model):
+        del _checked[model]
+
+
+def _compare(model, data):
+    """Compares gradients; returns whether there was something to compare."""
+    optimizer, strategy = model.optimizer, model.distribute_strategy
     x, y, sample_weight = _unpack(model, distribution.share_of_first_replica(strategy, data))
     with strategy.scope():
         _prepare(model, optimizer, x, y, sample_weight)
         if strategy.num_replicas_in_sync > 1:
             # A step that replicas take together cannot make variables.
             model._symbolic_build(data_batch=(x, y, sample_weight))
-    if optimizer.mechanism.num_microbatches is not None:
-        return  # The reference engine runs every microbatch on its own.
-    engine = functools.partial(_engine(optimizer), model)
-    with distribution.first_replica(strategy):
-        self_check.check_against_single_examples(model, engine, x, y)
+    compared = True
+    if optimizer.mechanism.num_microbatches is None:
+        engine = functools.partial(_engine(optimizer), model)
+        with distribution.first_replica(strategy):
+            compared = self_check.check_against_single_examples(model, engine, x, y, sample_weight)
+    # Otherwise the reference engine runs every microbatch on its own.
+    if multi_worker.has_several_workers(strategy):
+        # They must go on alike: whether the next batch is compared, too.
+        compared = bool(multi_worker.values_of_chief(strategy, [compared])[0])
+    _checked[model].compared |= compared
+    return compared
 
 
 def is_private(optimizer):
@@ -146,7 +198,7 @@ def _gradient_sums(model, optimizer, x, y, sample_weight):
 
 
 def _prepare(model, optimizer, x, y, sample_weight):
-    """Builds what is not built and refuses what cannot be private, once per model."""
+    """Builds what is not built and refuses what cannot be private."""
     compiled_loss = loss.compiled_loss(model)
     x, y, sample_weight = (_to_symbolic(part) for part in (x, y, sample_weight))
     if not all(layer.built for layer in model._flatten_layers()):
@@ -155,16 +207,37 @@ def _prepare(model, optimizer, x, y, sample_weight):
         raise ModelError(
             f"Model '{model.name}' has no trainable variables, so there is nothing to train."
         )
-    # What was checked holds until the trainable variables or the loss change.
-    state = (id(compiled_loss), *(id(v) for v in model.trainable_variables))
-    if _checked_models.get(model) != state:
-        validation.check_model(model)
+    validation.check_model(model)
+    forget_outdated_checks(model)
+    if model not in _checked:
         outputs = validation.check_forward_pass(model, x)
         loss.check_losses(model, y, outputs, sample_weight)
-        _checked_models[model] = state
+        _checked[model] = types.SimpleNamespace(
+            parts=[weakref.ref(part) for part in _parts(model)],
+            trainable=_trainable(model),
+            compared=False,
+            batches_tried=0,
+        )
     if not optimizer.built:
         with tf.init_scope():
             optimizer.build(model.trainable_variables)
+
+
+def _parts(model):
+    return [loss.compiled_loss(model), *model.trainable_variables, *model._flatten_layers()]
+
+
+def _trainable(model):
+    return [layer.trainable for layer in model._flatten_layers()]
+
+
+def _still_holds(checks, model):
+    parts = _parts(model)
+    # By identity, of what is alive: an `id` is given to another object after a time.
+    same = len(parts) == len(checks.parts) and all(
+        reference() is part for reference, part in zip(checks.parts, parts, strict=True)
+    )
+    return same and checks.trainable == _trainable(model)
 
 
 def _to_symbolic(structure):

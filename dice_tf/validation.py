@@ -10,11 +10,15 @@ from the batch, lets it escape that bound.
 import keras
 
 from dice_tf.errors import LossError, ModelError
+from dice_tf.per_example.assignments import Assignments
 from dice_tf.per_example.loss import call_in_training
 
 # The two choices that Wu & He (2018) found best. A group of one channel is of no use: without
 # positions to average over it is a constant, and with them their mean is.
 _MOST_GROUPS, _CHANNELS_PER_GROUP = 32, 16
+
+# Keras takes the histogram of an Equalization, which RandAugment and AugMix hold, over the batch.
+_MIXES_IMAGES = (keras.layers.MixUp, keras.layers.CutMix, keras.layers.Equalization)
 
 
 def check_model(model):
@@ -55,10 +59,11 @@ def check_forward_pass(model, x):
         The model's outputs, as `keras.KerasTensor`s.
 
     Raises:
-        ModelError: Naming the variables, other than random seeds, that are assigned.
+        ModelError: Naming the variables, other than random seeds and states of metrics, that
+            are assigned, or the operations that assign variables of TensorFlow.
         LossError: Naming the layer that uses `add_loss`.
     """
-    scope = keras.StatelessScope(collect_losses=True)
+    scope = Assignments()
 
     def forward(inputs):
         with scope:
@@ -73,18 +78,14 @@ def check_forward_pass(model, x):
                 "example. Make it an output of the model with a loss of its own in "
                 "`compile(loss=...)`; penalties on weights belong in a `kernel_regularizer`."
             )
-    seeds = {
-        id(generator.state)
-        for layer in model._flatten_layers()
-        for generator in getattr(layer, "_seed_generators", ())
-    }
-    assigned = [v for v in model.variables if id(v) in scope.state_mapping and id(v) not in seeds]
+    metrics = [metric for layer in model._flatten_layers() for metric in layer._metrics]
+    assigned = scope.names(allowed=[v for metric in metrics for v in metric.variables])
     if assigned:
         raise ModelError(
-            f"Model '{model.name}' assigns {sorted(v.path for v in assigned)} during the forward "
-            "pass. State computed from the data would be released without clipping or noise, and "
-            "each example would see the others through it. Remove the layer that keeps it, or "
-            "freeze it with `layer.trainable = False` if that stops the update."
+            f"Model '{model.name}' assigns {assigned} during the forward pass. State "
+            "computed from the data would be released without clipping or noise, and each example "
+            "would see the others through it. Remove the layer that keeps it, or freeze it with "
+            "`layer.trainable = False` if that stops the update."
         )
     return outputs
 
@@ -112,6 +113,8 @@ def fix_model(model):
     ...     keras.Input((8, 8, 4)), keras.layers.Conv2D(6, 3), keras.layers.BatchNormalization()])
     >>> [type(layer).__name__ for layer in fix_model(model).layers]
     ['Conv2D', 'GroupNormalization']
+
+    Source: Wu and He, "Group normalization", ECCV 2018.
     """
     try:
         fixed = keras.models.clone_model(model, clone_function=_without_batch_statistics)
@@ -133,6 +136,11 @@ def _problem(layer):
             "normalises with statistics of the whole batch, so each example changes the gradients "
             "of the others. Leave it out, use `dice_tf.fix_model(model)` to replace it by "
             "GroupNormalization, or, if it was pretrained, set `layer.trainable = False`."
+        )
+    if isinstance(layer, _MIXES_IMAGES):
+        return (
+            "changes each image of a batch by the others, so that clipping an example does not "
+            "bound what it does to the model. Leave it out, or apply it to each example alone."
         )
     if getattr(layer, "stateful", False) and isinstance(layer, keras.layers.RNN):
         return (

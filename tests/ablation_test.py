@@ -162,16 +162,16 @@ def test_cells_of_another_search_are_refused(data_dir, tmp_path, trained, change
     arguments = (*TINY, f"--data_dir={data_dir}", f"--output_dir={tmp_path}")
     ablation.run(parse(*arguments))
     trained.clear()
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(app.UsageError, match=message):
         ablation.run(parse(*arguments, change))
     assert not trained
 
 
 def test_cells_without_their_settings_are_refused(tmp_path):
     (tmp_path / "cells.csv").write_text("a,b\n1,2\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="no settings.json"):
+    with pytest.raises(app.UsageError, match="no settings.json"):
         trial_log.claim_folder(tmp_path, {})
-    with pytest.raises(ValueError, match="does not start with"):
+    with pytest.raises(app.UsageError, match="does not start with"):
         ablation_cells.read(tmp_path)
     assert (tmp_path / "cells.csv").read_text(encoding="utf-8") == "a,b\n1,2\n"
 

@@ -5,12 +5,15 @@
 import math
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from dice_tf import accounting
+from dice_tf.accounting.epsilon import PrivacyGuarantee
 from dice_tf.errors import AccountingError
 from dice_tf.mechanism import DiceMechanism
 from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, ShuffledEpochs
@@ -124,6 +127,23 @@ def test_numbers_come_from_the_api_and_are_rounded_up():
     for form in ("closed", "renyi"):
         assert f"{accounting.paper_epsilon(*arguments, form=form):.3f}" in text
     assert "closed form of the paper, not a guarantee" in squeezed(text)
+
+
+def test_no_printed_number_is_below_the_true_one():
+    epsilons = [*np.random.default_rng(0).lognormal(1, 3, 400), 0.0, 2.0, 1.001, 1e-9, 6.2e8, 1e40]
+    for epsilon in epsilons:
+        for delta in (1e-5, 0.1 / 14374, 0.99 / 60_000, 1e-300):
+            text = str(PrivacyGuarantee(float(epsilon), delta, "replace_one", "rdp", 3))
+            printed = [float(number) for number in text[1 : text.index(")")].split(", ")]
+            assert epsilon <= printed[0] <= (epsilon + 0.001) * (1 + 1e-15)
+            assert delta <= printed[1] <= 1.01 * delta
+    assert str(PrivacyGuarantee(2.0, 1e-5, "replace_one", "rdp", 3)).startswith("(2.000, 1e-05)-")
+    assert "(infinite, 0.1)-" in str(PrivacyGuarantee(math.inf, 0.1, "replace_one", "rdp", 3))
+    delta = 1.2345644e-6
+    text = accounting.privacy_statement(make_mechanism(), CYCLIC, 2, delta)
+    printed = re.findall(r"delta = (\S+);", squeezed(text))
+    printed += re.findall(r"^  delta +(\S+)$", text, re.M)
+    assert len(printed) == 2 and all(delta <= float(number) < 1.01 * delta for number in printed)
 
 
 def test_sharp_edges_are_said():

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from dice_tf import accounting, callbacks, provenance
+from dice_tf.accounting.epsilon import up
 from dice_tf.callbacks import EpsilonCallback
 from dice_tf.errors import (
     AccountingError,
@@ -137,20 +138,23 @@ def test_case_12_a_run_calibrated_for_its_epochs_makes_all_of_them():
 
 
 class TwoSteps(keras.Sequential):
-    """A user's model that takes two private steps per batch, its own business."""
+    """A user's model that takes two private steps per batch."""
 
     def train_step(self, data):
         super().train_step(data)
         return super().train_step(data)
 
 
-def test_batches_that_take_several_steps_do_not_overrun_the_budget():
-    model = make_model(model_class=TwoSteps)
-    sampling = ShuffledEpochs(N, B)
-    target = spent(model, sampling, sampling.steps(3)) * 1.001
-    callback = EpsilonCallback(sampling, DELTA, target_epsilon=target)
-    model.fit(X, Y, batch_size=B, epochs=5, verbose=0, callbacks=[callback])
-    assert iterations(model) == sampling.steps(3)
+@pytest.mark.parametrize("sampling", [*SAMPLINGS, None], ids=repr)
+def test_batches_that_take_several_steps_are_refused(sampling):
+    # Within an epoch of arrays, more entries of an example than rounds would be made.
+    model, data = make_model(model_class=TwoSteps), dict(x=X, y=Y, batch_size=B)
+    if sampling:
+        data = dict(x=sampling.dataset(X, Y))
+    with pytest.raises(SamplingError, match="made 2 steps, but had only 1 batches|after 1 steps"):
+        callback = EpsilonCallback(sampling or ShuffledEpochs(N, B), DELTA)
+        model.fit(**data, verbose=0, callbacks=[callback])
+    assert iterations(model) == 2
 
 
 def test_budget_that_allows_no_step_is_refused_before_the_first():
@@ -178,6 +182,30 @@ def test_case_16_a_thousand_queries_change_nothing():
     assert callback.epsilon() == spent(model, sampling, 2 * sampling.steps_per_epoch)
 
 
+def test_epsilon_in_a_loop_is_that_of_steps_on_the_batches_drawn():
+    sampling, model = CyclicPoissonSampling(N, B), make_model()
+    callback = EpsilonCallback(sampling, DELTA)
+    for ask in (callback.epsilon, callback.accounted_steps, callback.statement):
+        with pytest.raises(AccountingError, match="no model yet.*set_model"):
+            ask()
+    callback.set_model(model)
+    assert callback.epsilon() == 0
+    for batch in sampling.dataset(X, Y):
+        model.train_on_batch(*batch)
+    assert callback.epsilon() == spent(model, sampling, 6)
+    assert callback.statement() == accounting.privacy_statement(
+        model.optimizer.mechanism, sampling, 6, DELTA
+    )
+    for x, y, _ in sampling.dataset(X, Y).take(1):
+        model.train_on_batch(x, y)
+    for ask in (callback.epsilon, callback.statement):
+        with pytest.raises(SamplingError, match="1 of 7 steps used batches that it did not draw"):
+            ask()
+    model.compile("sgd", "mse")
+    with pytest.raises(PlainGradientsError, match="optimizer=SGD"):
+        callback.epsilon()
+
+
 def test_epsilon_is_computed_seldom(monkeypatch):
     calls = []
     monkeypatch.setattr(
@@ -190,7 +218,9 @@ def test_epsilon_is_computed_seldom(monkeypatch):
     optimizer = types.SimpleNamespace(mechanism=mechanism, iterations=count, built=False)
     optimizer.save_errors = False
     callback.set_model(
-        types.SimpleNamespace(optimizer=optimizer, steps_per_execution=1, stop_training=False)
+        types.SimpleNamespace(
+            optimizer=optimizer, steps_per_execution=1, stop_training=False, built=False
+        )
     )
     callback.set_params({"epochs": 5, "steps": 10_000})
     # The most expensive case: every step is a round of its own.
@@ -280,7 +310,7 @@ def test_case_15_data_that_contradicts_the_declared_size_is_refused(batch_size, 
         (lambda d: d.map(lambda x, y, w: (x, y, None)), "did not draw"),
         (lambda d: d.take(3), "after 1 steps, not 2"),
         (lambda d: CyclicPoissonSampling(N, B).dataset(X, Y), "the very object"),
-        (lambda d: PoissonSampling(N, B).dataset(X, Y), "the very object"),
+        (lambda d: PoissonSampling(N, B).dataset(X, Y), "with other parameters"),
     ],
 )
 def test_data_sets_that_are_not_fresh_draws_in_order_are_refused(change, message):
@@ -367,7 +397,7 @@ def test_end_of_the_budget_is_said_unless_told_to_be_silent(verbose, capsys):
     assert "ended training" not in capsys.readouterr().out
     target = spent(model, sampling, 6 + 4)
     fit(target)
-    line = f"ended training after 10 steps at epsilon={target:.4g}: more would exceed target_eps"
+    line = f"ended training after 10 steps at epsilon={up(target)}: more would exceed target_eps"
     assert (line in capsys.readouterr().out) == (verbose > 0)
 
 

@@ -7,7 +7,7 @@ import math
 import pathlib
 import sys
 
-from absl import flags
+from absl import app, flags
 from dp_accounting import rdp
 import dp_accounting
 import numpy as np
@@ -146,15 +146,15 @@ def test_a_run_and_its_restart(tmp_path, capsys):
     (again,) = compare.run_task("heavy_tails", values)
     assert capsys.readouterr().out.count("] final") == 1
     np.testing.assert_allclose(again.scores["DiceSGD"], first.scores["DiceSGD"], rtol=1e-4)
-    with pytest.raises(ValueError, match="trials was 1 and is 3"):
+    with pytest.raises(app.UsageError, match="trials was 1 and is 3"):
         compare.run_task("heavy_tails", parse(*QUICK, "--trials=3", f"--output_dir={tmp_path}"))
 
 
 def test_a_folder_of_unknown_trials_is_refused(tmp_path):
     (tmp_path / "search.csv").write_text("method\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="no settings.json"):
+    with pytest.raises(app.UsageError, match="no settings.json"):
         trial_log.claim_folder(tmp_path, {})
-    with pytest.raises(ValueError, match="does not start with"):
+    with pytest.raises(app.UsageError, match="does not start with"):
         trial_log.read(tmp_path / "search.csv", compare.Trial, compare.Result)
 
 

@@ -63,8 +63,9 @@ def batches():
 
 def state(model):
     optimizer = model.optimizer
-    # Whose groups they were is known to `fit` alone.
-    record = {**provenance.unpack_record(optimizer.sampling_record.numpy()), "assignment": None}
+    # Who drew them is known to `fit` alone.
+    record = provenance.unpack_record(optimizer.sampling_record.numpy())
+    record.update(assignment=None, sampling=None)
     others = [v for v in optimizer.variables if v is not optimizer.sampling_record]
     numbers = flat([*model.variables, *others, *optimizer.errors])
     return np.concatenate([numbers, [v for v in record.values() if v is not None]])

@@ -19,6 +19,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from softmax_regression import BATCH, STEPS, flat, make_model, make_optimizer, make_problem
 
+from dice_tf import provenance
 from dice_tf.optimizers import DiceSGDOptimizer
 
 
@@ -32,7 +33,7 @@ def test_case_4_keras_file_round_trip_keeps_the_step_count_and_neither_errors_no
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert isinstance(loaded.optimizer, DiceSGDOptimizer)
     assert "noise_seed" not in loaded.optimizer.get_config()
-    assert loaded.optimizer.mechanism.noise_is_secret
+    assert not loaded.optimizer.mechanism.noise_is_secret  # Nor was it.
     assert int(loaded.optimizer.iterations) == STEPS
     np.testing.assert_array_equal(flat(loaded.optimizer.errors), 0.0)
     np.testing.assert_array_equal(
@@ -90,15 +91,19 @@ def rewind_by_hand(model, path):
     return rewind
 
 
+@pytest.mark.filterwarnings("ignore:This file holds the error")
+@pytest.mark.parametrize("private", [False, True])
 @pytest.mark.parametrize("seed", [None, 5])
 @pytest.mark.parametrize(
     "make_rewind", [rewind_by_weights, rewind_by_checkpoint, rewind_by_hand]
 )
-def test_going_back_never_repeats_noise(tmp_path, make_rewind, seed):
+def test_going_back_never_repeats_noise(tmp_path, make_rewind, seed, private):
     """The difference of two runs from one checkpoint must not be free of noise."""
     x, y = make_problem()
     model = make_model(make_optimizer(noise_multiplier=1.0, noise_seed=seed))
     model.train_on_batch(x[:BATCH], y[:BATCH])
+    # Too late for the step that is traced: the file takes the count of draws back.
+    model.optimizer.save_errors = private
     rewind = make_rewind(model, tmp_path)
     ends = []
     for _ in range(2):
@@ -107,6 +112,80 @@ def test_going_back_never_repeats_noise(tmp_path, make_rewind, seed):
         model.train_on_batch(x[:BATCH], y[:BATCH])
         ends.append(flat(model.trainable_variables))
     assert np.abs(ends[0] - ends[1]).min() > 0
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("feedback_steps", [1, 2])
+def test_an_error_of_discarded_steps_is_not_fed_back(tmp_path, jit_compile, feedback_steps):
+    x, y = make_problem()
+    arguments = dict(feedback_steps=feedback_steps, l2_norm_clip=0.1)
+    model = make_model(make_optimizer(**arguments), jit_compile=jit_compile)
+    step = lambda: model.train_on_batch(x[:BATCH], y[:BATCH])
+    step()
+    rewind = rewind_by_checkpoint(model, tmp_path)
+
+    def end(forget_before=None):
+        step()
+        rewind()
+        assert np.abs(flat(model.optimizer.errors)).max() > 0
+        for number in range(2):
+            if number == forget_before:
+                for error in model.optimizer.errors:
+                    error.assign(np.zeros(error.shape))
+            step()
+        return flat(model.trainable_variables)
+
+    expected = end(forget_before=0)
+    np.testing.assert_array_equal(end(), expected)
+    # What the step after it leaves is fed back as always.
+    assert np.abs(end(forget_before=1) - expected).max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["model.keras", "run.weights.h5", "checkpoint"])
+def test_a_seeded_run_is_never_called_secret_again(tmp_path, kind):
+    x, y = make_problem()
+    model = make_model(make_optimizer(noise_multiplier=1.0, noise_seed=1))
+    model.train_on_batch(x[:BATCH], y[:BATCH])
+    other = make_model(make_optimizer(noise_multiplier=1.0))
+    other.train_on_batch(x[:BATCH], y[:BATCH])
+    assert other.optimizer.mechanism.noise_is_secret
+    path = str(tmp_path / kind)
+    if kind == "checkpoint":
+        saved = tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(path)
+        tf.train.Checkpoint(model=other, optimizer=other.optimizer).restore(saved)
+    elif kind == "model.keras":
+        model.save(path)
+        other = keras.models.load_model(path)
+    else:
+        model.save_weights(path)
+        other.load_weights(path)
+    assert not other.optimizer.mechanism.noise_is_secret
+    # Nor after more steps with a secret key, saved and loaded once more.
+    other.train_on_batch(x[:BATCH], y[:BATCH])
+    other.save(tmp_path / "again.keras")
+    mechanism = keras.models.load_model(tmp_path / "again.keras").optimizer.mechanism
+    assert mechanism == model.optimizer.mechanism
+
+
+@pytest.mark.parametrize("is_built", [False, True])
+def test_a_file_with_a_record_of_another_version_is_refused(tmp_path, is_built):
+    x, y = make_problem()
+    path = tmp_path / "old.weights.h5"
+    model = make_model(make_optimizer())
+    model.train_on_batch(x[:BATCH], y[:BATCH])
+    model.save_weights(path)
+    with h5py.File(path, "r+") as file:
+        variables = file["optimizer/vars"]
+        (name,) = [n for n in variables if variables[n].shape == (provenance.RECORD_SIZE,)]
+        record = variables[name][:7]
+        del variables[name]
+        variables[name] = record
+    model = make_model(make_optimizer())
+    with pytest.raises(ValueError, match=r"another version of dice_tf.*\(7,\), not \(9,\)"):
+        if is_built:
+            model.optimizer.build(model.trainable_variables)
+        model.load_weights(path)
+        model.optimizer.build(model.trainable_variables)
 
 
 def write_every_kind_of_file(model, path):
@@ -191,6 +270,9 @@ def test_private_files_hold_it_on_request_and_say_so(tmp_path):
     assert private == {
         "model.weights.h5", "checkpoint.weights.h5", "latest.weights.h5", "tf-1.data-00000-of-00001"
     }  # fmt: skip
+    # Its steps were traced with `save_errors`: the other key is not used, and nowhere.
+    process_key = model.optimizer._private.process_key.read().numpy().tobytes()
+    assert process_key != secrets[0] and not any(process_key in raw for raw in contents.values())
     # Nothing of it anywhere else, such as in the format that Keras calls legacy.
     for file, raw in contents.items():
         assert file.name in private or not any(secret in raw for secret in secrets)

@@ -26,6 +26,7 @@ from softmax_regression import (
 from dice_tf.errors import (
     GradientEngineError,
     MechanismError,
+    OptimizerArgumentError,
     PlainGradientsError,
 )
 from dice_tf.optimizers import DiceSGDOptimizer
@@ -311,7 +312,7 @@ def test_case_3_plain_gradients_are_refused():
         loss = model.compute_loss(y=tf.constant(y), y_pred=model(x))
     gradients = tape.gradient(loss, model.trainable_variables)
     before = flat(model.trainable_variables)
-    with pytest.raises(PlainGradientsError, match="private_train_step"):
+    with pytest.raises(PlainGradientsError, match=r"private_train_step.*\(x, y, weights\)"):
         model.optimizer.apply_gradients(zip(gradients, model.trainable_variables))
     with pytest.raises(PlainGradientsError, match="private_train_step"):
         model.optimizer.apply(gradients, model.trainable_variables)
@@ -354,6 +355,35 @@ def test_bad_privacy_parameters_are_refused_by_name_and_value(name, value):
 def test_bad_engine_arguments_are_refused(arguments, match):
     with pytest.raises(GradientEngineError, match=match):
         make_optimizer(noise_multiplier=1.0, **arguments)
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("l2_norm_clip", 0.01),
+        ("noise_multiplier", 100.0),
+        ("expected_batch_size", 10**6),
+        ("error_norm_clip", 0.0),
+        ("bound_residuals", False),
+        ("clipping", "automatic"),
+        ("feedback_steps", 4),
+        ("num_microbatches", 2),
+        ("noise_seed", 3),
+    ],
+)
+def test_privacy_parameters_can_be_read_and_not_set(name, value):
+    optimizer = make_optimizer(noise_multiplier=1.5, l2_norm_clip=2.0)
+    with pytest.raises(OptimizerArgumentError, match=f"fixed when.*{name}={value!r}"):
+        setattr(optimizer, name, value)
+    if name == "noise_seed":
+        assert not hasattr(optimizer, name)
+    else:
+        assert getattr(optimizer, name) == getattr(optimizer.mechanism, name) != value
+
+
+def test_positional_arguments_are_refused():
+    with pytest.raises(OptimizerArgumentError, match="keyword-only.*Received: 0.5, 1.0, 1.1"):
+        DiceSGDOptimizer(0.5, 1.0, 1.1)
 
 
 def test_no_noise_warns_that_training_is_not_private():

@@ -91,6 +91,8 @@ def brute_force(marks):
         "disordered_steps": disordered,
         "unfinished_steps": 0,
         "assignment": -1,
+        "sampling": -1,
+        "seeded_steps": 0,
     }
 
 
@@ -147,9 +149,65 @@ def test_shuffled_epochs_need_no_mark_and_admit_none():
             check(record_of(marks), ShuffledEpochs(60, 5))
 
 
-def test_steps_without_a_record_are_refused():
-    with pytest.raises(SamplingError, match="only 2 of 5 steps"):
-        provenance.check_record(record_of([1, 2]), 5, CyclicPoissonSampling(60, 5))
+@pytest.mark.parametrize("iterations", [0, 1, 5])
+@pytest.mark.parametrize("sampling", [CyclicPoissonSampling(60, 5), ShuffledEpochs(60, 5)])
+def test_another_number_of_steps_than_recorded_is_refused(iterations, sampling):
+    record = record_of([1, 2] if sampling.amplified else [0, 0])
+    provenance.check_record(record, 2, sampling)
+    match = f"`optimizer.iterations` is {iterations}, but 2 steps were recorded"
+    with pytest.raises(SamplingError, match=match):
+        provenance.check_record(record, iterations, sampling)
+
+
+@pytest.mark.parametrize("seeded", [[], [1], [0, 2]])
+def test_steps_with_seeded_noise_are_counted(seeded):
+    record = provenance.initial_record()
+    for step in range(3):
+        record = provenance.update_record(record, 1, noise_is_secret=step not in seeded)
+    assert provenance.unpack_record(record)["seeded_steps"] == len(seeded)
+
+
+OTHERS = [
+    PoissonSampling(60, 5),
+    PoissonSampling(61, 5),
+    PoissonSampling(60, 6),
+    CyclicPoissonSampling(60, 5),
+    CyclicPoissonSampling(60, 5, num_groups=3),
+    ShuffledEpochs(60, 5),
+    ShuffledEpochs(600, 5),
+]
+
+
+def test_samplings_of_equal_cost_have_one_name_and_others_not():
+    names = [provenance.sampling_name(sampling) for sampling in OTHERS]
+    assert len(set(names)) == len(OTHERS) and all(0 <= name < 2**31 for name in names)
+    # Whoever knows the name must not learn the seed.
+    assert provenance.sampling_name(PoissonSampling(60, 5, seed=3)) == names[0]
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        (PoissonSampling(60, 5), PoissonSampling(600, 5)),
+        (ShuffledEpochs(60, 5), ShuffledEpochs(600, 5)),
+        (CyclicPoissonSampling(60, 5), CyclicPoissonSampling(600, 5)),
+    ],
+)
+def test_steps_of_another_sampling_are_refused(one, other):
+    marks = [0, 0] if not one.amplified else [1, 1] if one.num_groups == 1 else [1, 2]
+    join = lambda record, sampling: provenance.pack_record(
+        provenance.join_sampling(provenance.unpack_record(record), sampling)
+    )
+    # What was announced and not drawn does not count.
+    record = join(join(provenance.initial_record(), other), one)
+    for count in marks:
+        record = provenance.update_record(record, count)
+    check(record, one)
+    check(join(record, one), one)
+    mixed = join(record, other)
+    for record, sampling in [(record, other), (mixed, one), (mixed, other)]:
+        with pytest.raises(SamplingError, match="a sampling with other parameters"):
+            check(record, sampling)
 
 
 SAMPLINGS = [

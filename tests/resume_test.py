@@ -3,6 +3,7 @@
 """Runs that are cut and go on: same steps, same epsilon, and with private files same weights."""
 
 import concurrent.futures
+import itertools
 import pathlib
 import shutil
 import sys
@@ -222,6 +223,28 @@ def test_noise_is_the_same_only_for_the_same_direction(tmp_path):
         difference = np.subtract(*two_ends(path, change))[:24]
         # As for independent noise, of twice the variance; the same noise gives about 0.
         assert 0.3 < np.std(difference) / (np.sqrt(2) * stddev) < 3
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_private_file_brings_no_noise_to_runs_whose_files_are_released(tmp_path, late):
+    """All train on the same data: the same noise would make two of the ends equal."""
+    path = tmp_path / "private.keras"
+    original = make(learning_rate=1.0, momentum=0.0, save_errors=not late)
+    original.train_on_batch(X[:B], Y[:B])
+    # A flag reaches the steps that are traced later, and no others.
+    original.optimizer.save_errors = True
+    original.save(path)
+    runs = [original, *(keras.models.load_model(path) for _ in range(3))]
+    for model in runs[:3]:
+        model.optimizer.save_errors = False
+    # An original that was traced so goes on bound; the file holds the same key.
+    runs = runs if late else runs[:3]
+    for model in runs:
+        model.train_on_batch(X[:B], Y[:B])
+    stddev = original.optimizer.mechanism.noise_stddev
+    ends = [flat(model.trainable_variables) for model in runs]
+    for one, other in itertools.combinations(ends, 2):
+        assert 0.3 < np.std(one - other) / (np.sqrt(2) * stddev) < 3
 
 
 def test_bound_keys_depend_on_every_bit_and_look_random():

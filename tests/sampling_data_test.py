@@ -133,6 +133,13 @@ def test_elements_that_are_no_pairs_can_be_mapped():
         ([(1, 2)] * 3, None, ["num_examples=50", "3 elements"]),
         (tf.data.Dataset.from_tensor_slices(IMAGES), None, ["tf.data.Dataset", "arrays"]),
         (tf.sparse.from_dense(np.eye(50)), None, ["`x`", "SparseTensor"]),
+        ([[1] * (i % 3 + 1) for i in range(50)], NUMBERS, ["one shape each", "(2,)", "Pad"]),
+        (IMAGES, [[1] * (i % 3 + 1) for i in range(50)], ["`y`", "Pad them", "mask_zero"]),
+        (
+            {"a": np.asarray([np.ones(i % 3 + 1) for i in range(50)], dtype=object)},
+            NUMBERS,
+            ["`x['a']`", "Pad them", "mask_zero"],
+        ),
     ],
 )
 def test_case_15_data_that_contradicts_the_declaration_is_refused(x, y, echoed):

@@ -102,6 +102,19 @@ def test_shuffled_epoch_that_was_cut_without_a_callback_counts_in_full():
     assert callback.accounted_steps() == 2 * sampling.steps_per_epoch
 
 
+def test_passes_that_were_cut_count_in_full_in_the_next_process(tmp_path):
+    path, sampling = tmp_path / "run.weights.h5", ShuffledEpochs(N, B)
+    for _ in range(3):
+        model = make_model()
+        if path.exists():
+            model.load_weights(path)
+        fit(model, sampling, steps_per_epoch=2)
+        model.save_weights(path)
+    callback = EpsilonCallback(sampling, DELTA)
+    fit(model, sampling, callback)
+    assert callback.accounted_steps() == 4 * sampling.steps_per_epoch
+
+
 @pytest.mark.parametrize("in_list", [False, True])
 def test_callbacks_of_every_kind_are_kept(in_list):
     model, watcher = make_model(), ErrorAtFirstStep()
@@ -131,6 +144,57 @@ def test_another_private_optimizer_on_the_same_model_warns():
     with pytest.warns(UserWarning, match=f"trained this model for {steps} steps.*add up") as caught:
         fit(model, sampling)
     assert caught[0].filename == __file__
+
+
+def interrupt(model, sampling, x, y, *callbacks):
+    class Interrupt(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(sampling.dataset(x, y), verbose=0, callbacks=[*callbacks, Interrupt()])
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("observed", [False, True])
+@pytest.mark.parametrize("cls", [PoissonSampling, CyclicPoissonSampling, ShuffledEpochs])
+def test_another_number_of_examples_is_not_accounted_by_one_of_them(cls, observed, cut):
+    model, small, large = make_model(), cls(N, B), cls(10 * N, B)
+    callbacks = [EpsilonCallback(small, DELTA)] if observed else []
+    if cut:
+        interrupt(model, small, X, Y, *callbacks)
+    else:
+        fit(model, small, *callbacks)
+    x, y = np.tile(X, (10, 1)), np.tile(Y, 10)
+    train = lambda *callbacks: model.fit(large.dataset(x, y), verbose=0, callbacks=callbacks)
+    with pytest.raises(SamplingError, match="a sampling with other parameters"):
+        train(EpsilonCallback(large, DELTA / 10))
+    # The refusal changes nothing, and a `fit` that nobody watches is not forgotten.
+    fit(model, small, EpsilonCallback(small, DELTA))
+    train()
+    with pytest.raises(SamplingError, match="a sampling with other parameters"):
+        fit(model, small, EpsilonCallback(small, DELTA))
+
+
+@pytest.mark.parametrize("cls", [PoissonSampling, CyclicPoissonSampling, ShuffledEpochs])
+def test_steps_do_not_vanish_with_the_step_counter(cls):
+    model, sampling = make_model(), cls(N, B)
+    fit(model, sampling, EpsilonCallback(sampling, DELTA))
+    model.optimizer.iterations.assign(0)
+    with pytest.raises(SamplingError, match="is 0, but 6 steps were recorded"):
+        fit(model, sampling, EpsilonCallback(sampling, DELTA, target_epsilon=100.0))
+
+
+def test_steps_that_were_discarded_are_named(tmp_path):
+    model, sampling, path = make_model(), PoissonSampling(N, B), tmp_path / "run.weights.h5"
+    fit(model, sampling)
+    model.save_weights(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        fit(model, sampling)
+    model.load_weights(path)
+    with pytest.warns(UserWarning, match="took 6 steps that are not in epsilon"):
+        fit(model, sampling)
 
 
 WEIGHTS = {0: 0.5, 1: 2.0, 2: 0.0}

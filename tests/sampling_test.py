@@ -291,10 +291,25 @@ def test_padding_has_weight_zero_and_marks_the_group():
         assert not np.signbit(w[w > 0]).any()
 
 
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_no_row_is_twice_in_a_batch_even_as_padding(kind, replicas, monkeypatch):
+    monkeypatch.setattr(sampling_lib.multi_worker, "join_workers", lambda sampling: replicas)
+    padded = 0
+    for _ in range(20):
+        for x, _, w in kind(100, 11).dataset(np.arange(100)):
+            assert len(x) % replicas == 0 and len(set(x.numpy().tolist())) == len(x)
+            padded += int((w == 0).numpy().sum())
+    # Shuffled batches are filled up for replicas only: 11 to 12, the last one from 1 to 3.
+    expected = 20 * (9 + 2) * (replicas - 1) / 2
+    assert padded == expected if kind is ShuffledEpochs else padded > 100
+
+
 def test_shuffled_epochs_visit_everyone_once_without_a_mark():
     sampling = ShuffledEpochs(70, 16)
     data = sampling.dataset(np.arange(70))
-    assert data.element_spec[0].shape == (16,)
+    assert ShuffledEpochs(64, 16).dataset(np.arange(64)).element_spec[0].shape == (16,)
+    assert [len(x) for x, _, _ in data] == [16, 16, 16, 16, 6]
     orders = []
     for _ in range(3):
         batches = list(data)

@@ -21,7 +21,7 @@ def test_the_code_runs_as_written_and_resumes(tmp_path, monkeypatch, capsys):
     keras.utils.set_random_seed(0)
     y = np.random.default_rng(0).integers(0, 4, 2000)
     names = dict(dice_tf=dice_tf, keras=keras, x=np.eye(4, dtype="float32")[y], y=y)
-    backup, released, loaded, loop = BLOCKS
+    backup, released, loaded, further, loop = BLOCKS
 
     class Cut(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -37,6 +37,11 @@ def test_the_code_runs_as_written_and_resumes(tmp_path, monkeypatch, capsys):
     assert len(names["model"].history.epoch) == 2
     exec(released, names)
     exec(loaded, names)
+    later = dict(names)
+    exec(further, later)
+    # The steps before are in the count, and in what the budget allows.
+    assert 60 < int(later["model"].optimizer.iterations) == later["budget"].accounted_steps()
+    assert names["budget"].epsilon() < later["budget"].epsilon() <= 12.0
     capsys.readouterr()
     exec(loop.replace("steps = sampling.steps(epochs=3)", "steps = 25"), dict(names))
     exec(loop, names)

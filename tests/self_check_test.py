@@ -2,16 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The check of the first batch: loud when examples meet, silent otherwise."""
 
+import logging
+import warnings
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
-from dice_tf import dispatch
-from dice_tf.errors import GradientEngineError
+from dice_tf import dispatch, training
+from dice_tf.errors import GradientEngineError, UncheckedGradientsWarning
 from dice_tf.optimizers import DiceSGDOptimizer
-from dice_tf.per_example import PerExample, register_rule
-from dice_tf.training import check_gradients
+from dice_tf.per_example import PerExample, register_rule, self_check
+from dice_tf.sampling import PoissonSampling
+from dice_tf.training import check_gradients, private_train_step
 
 LAYERS = keras.layers
 RANDOM = np.random.default_rng(0)
@@ -42,12 +47,22 @@ def coupled_loss(y_true, y_pred):
     return values * tf.reduce_mean(values)
 
 
+def correlation(y_true, y_pred):
+    """Of targets and outputs over the batch; 0 / 0 for one example."""
+    standardised = lambda t: (t - tf.reduce_mean(t)) / tf.math.reduce_std(t)
+    return -standardised(tf.cast(y_true, tf.float32)) * standardised(y_pred[:, 0])
+
+
+def mse_where_nonzero(y_true, y_pred):
+    y_true = tf.cast(y_true, tf.float32)
+    return tf.where(y_true == 0, 0.0, tf.square(y_true - y_pred[:, 0]))
+
+
 def model(*layers, loss=None, **arguments):
     keras.utils.set_random_seed(1)
     built = keras.Sequential([keras.Input((6,)), *layers])
-    optimizer = DiceSGDOptimizer(
-        0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8, **arguments
-    )
+    arguments = {"expected_batch_size": 8, **arguments}
+    optimizer = DiceSGDOptimizer(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, **arguments)
     loss = loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     built.compile(optimizer, loss)
     return built
@@ -71,6 +86,187 @@ def test_case_17_examples_that_meet_are_refused_before_the_first_step(layers, lo
         np.testing.assert_array_equal(variable.numpy(), value)
     with pytest.raises(GradientEngineError, match="depend on the other examples"):
         trained.train_on_batch(X[:8], Y[:8].astype("float32"))
+
+
+DEVIATION = lambda t: keras.ops.std(t, axis=0)
+MEAN, MIN, MAX = (lambda t, f=f: f(t, 0) for f in (keras.ops.mean, keras.ops.min, keras.ops.max))
+
+
+@pytest.mark.parametrize(
+    "normalise, loss",
+    [
+        (lambda t: (t - MEAN(t)) / DEVIATION(t), None),
+        (lambda t: t / DEVIATION(t), None),
+        (lambda t: (t - MIN(t)) / (MAX(t) - MIN(t)), None),
+        (lambda t: t, correlation),
+    ],
+    ids=["standardised", "scaled", "range", "correlation_loss"],
+)
+def test_case_17_what_is_not_a_number_for_one_example_alone_is_refused(normalise, loss):
+    trained = model(LAYERS.Lambda(normalise), LAYERS.Dense(3), loss=loss)
+    with pytest.raises(GradientEngineError, match="nothing to reduce for a single example"):
+        trained.fit(X, Y, batch_size=8, verbose=0)
+    assert int(trained.optimizer.iterations) == 0
+
+
+def fit(trained, x, y):
+    trained.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+
+
+def train_on_batches(trained, x, y):
+    for start in range(0, len(x), 8):
+        trained.train_on_batch(x[start : start + 8], y[start : start + 8])
+
+
+def take_steps(trained, x, y):
+    for start in range(0, len(x), 8):
+        private_train_step(trained, (x[start : start + 8], y[start : start + 8]))
+
+
+@pytest.mark.parametrize(
+    "train, zeros, steps",
+    [(fit, 3, 0), (fit, 16, 2), (train_on_batches, 8, 1), (take_steps, 8, 1)],
+)
+def test_gradients_of_zero_decide_nothing_and_others_are_compared(train, zeros, steps):
+    """Other examples of the batch, or those of the next one."""
+    y = np.where(np.arange(20) < zeros, 0, Y + 1)
+    mixing = model(SubtractsBatchMean(), LAYERS.Dense(1), loss=mse_where_nonzero)
+    with pytest.raises(GradientEngineError, match="depend on the other examples"):
+        train(mixing, X, y)
+    assert int(mixing.optimizer.iterations) == steps
+
+
+@pytest.mark.parametrize("train", [fit, train_on_batches, take_steps])
+def test_a_run_in_which_nothing_can_be_compared_warns_once(train, monkeypatch):
+    assert training._MOST_BATCHES_TRIED == 20
+    monkeypatch.setattr(training, "_MOST_BATCHES_TRIED", 2)
+    trained = model(LAYERS.Dense(1), loss=mse_where_nonzero)
+    x, y = np.tile(X[:8], (4, 1)), np.zeros(32, "int32")
+    with pytest.warns(UncheckedGradientsWarning, match="Batches tried: 2") as found:
+        train(trained, x, y)
+    assert len([w for w in found if w.category is UncheckedGradientsWarning]) == 1
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [(X, np.zeros(20)), (X[:0], Y[:0], X[:0, 0]), (X, Y, np.zeros(20))],
+    ids=["zero_gradients", "empty", "padding"],
+)
+def test_an_explicit_check_says_at_once_that_nothing_was_compared(batch):
+    with pytest.warns(UncheckedGradientsWarning, match="Batches tried: 1"):
+        check_gradients(model(LAYERS.Dense(1), loss=mse_where_nonzero), batch)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_small_poisson_batches_with_their_padding_are_enough(batch_size):
+    """One example and copies of it have no mean to be told apart from."""
+    sampling = PoissonSampling(20, batch_size, seed=3)
+    layers = SubtractsBatchMean(), LAYERS.Dense(3), LAYERS.Dense(3)
+    mixing = model(*layers, loss="mse", expected_batch_size=batch_size)
+    with pytest.raises(GradientEngineError, match="depend on the other examples"):
+        mixing.fit(sampling.dataset(X, np.eye(3, dtype="float32")[Y]), verbose=0)
+
+
+@pytest.mark.parametrize("weights", [None, [0, 0, 0, 0, 1, 1, 1, 1]])
+def test_examples_that_are_alike_or_of_weight_0_are_passed_over(weights):
+    x = np.repeat(X[:2], [4, 4], axis=0) if weights is None else X[:8].copy()
+    if weights is not None:
+        x[:4] = np.inf
+        weights = np.array(weights, "float32")
+    mixing = model(SubtractsBatchMean(), LAYERS.Dense(3), LAYERS.Dense(3))
+    with pytest.raises(GradientEngineError, match="depend on the other examples"):
+        mixing.train_on_batch(x, Y[:8], weights)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [X[:1], np.repeat(X[:1], 8, axis=0), np.vstack([X[:2], X[:2]])],
+    ids=["one", "alike", "two"],
+)
+def test_is_silent_for_few_different_examples(batch):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UncheckedGradientsWarning)
+        check_gradients(model(LAYERS.Dense(3)), (batch, Y[: len(batch)]))
+
+
+class Draws(LAYERS.Layer):
+    """Calls a function of `keras.random` that draws something of the shape of the inputs."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.draw, self.seed_generator = draw, keras.random.SeedGenerator(1)
+
+    def call(self, x):
+        return self.draw(x, self.seed_generator)
+
+
+DRAWS = {
+    "randint": lambda x, s: x * keras.ops.cast(
+        keras.random.randint(keras.ops.shape(x), 1, 9, seed=s), x.dtype
+    ),
+    "gamma": lambda x, s: x * keras.random.gamma(keras.ops.shape(x), 2.0, seed=s),
+    "beta": lambda x, s: x * keras.random.beta(keras.ops.shape(x), 2.0, 3.0, seed=s),
+    "binomial": lambda x, s: x * keras.random.binomial(keras.ops.shape(x), 4.0, 0.5, seed=s),
+    "categorical": lambda x, s: x + keras.random.categorical(x, 6, "float32", seed=s),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_layers_that_draw_other_numbers_are_compared(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UncheckedGradientsWarning)
+        check_gradients(model(Draws(DRAWS[name]), LAYERS.Dense(3)), (X, Y))
+    mixing = model(Draws(DRAWS[name]), SubtractsBatchMean(), LAYERS.Dense(3))
+    with pytest.raises(GradientEngineError, match="depend on the other examples"):
+        check_gradients(mixing, (X, Y))
+
+
+def test_a_layer_that_shuffles_is_warned_of():
+    trained = model(Draws(lambda x, s: keras.random.shuffle(x, axis=0, seed=s)), LAYERS.Dense(3))
+    with pytest.warns(UncheckedGradientsWarning, match="keras.random.shuffle") as found:
+        trained.fit(X, Y, batch_size=8, verbose=0)
+    assert len([w for w in found if w.category is UncheckedGradientsWarning]) == 1
+
+
+def test_is_done_once_per_compiled_model_and_again_for_other_layers(monkeypatch):
+    calls = []
+    check = self_check.check_against_single_examples
+    monkeypatch.setattr(
+        self_check,
+        "check_against_single_examples",
+        lambda *arguments: (calls.append(arguments), check(*arguments))[1],
+    )
+    trained = model(LAYERS.Dense(4), LAYERS.Dense(3))
+    check_gradients(trained, (X, Y))
+    fit(trained, X, Y)
+    train_on_batches(trained, X, Y)
+    take_steps(trained, X[:8], Y[:8])
+    assert len(calls) == 1
+    trained.compile(trained.optimizer, trained.loss)
+    take_steps(trained, X, Y)
+    fit(trained, X, Y)
+    assert len(calls) == 2
+    trained.layers[0].trainable = False
+    fit(trained, X, Y)
+    assert len(calls) == 3
+
+
+def test_many_models_in_one_process_make_tensorflow_warn_of_nothing(monkeypatch):
+    # TensorFlow warns twice per process: of nothing more, if another test had it warn.
+    detectors = polymorphic_function._FrequentTracingDetectorManager()
+    monkeypatch.setattr(
+        polymorphic_function, "_frequent_tracing_detector_manager", detectors
+    )
+    seen = []
+    handler = logging.Handler()
+    handler.emit = lambda record: seen.append(record.getMessage())
+    tf.get_logger().addHandler(handler)
+    try:
+        for _ in range(7):
+            check_gradients(model(LAYERS.Dense(3)), (X, Y))
+    finally:
+        tf.get_logger().removeHandler(handler)
+    assert seen == []
 
 
 def test_a_wrong_rule_of_a_user_is_refused():

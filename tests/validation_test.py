@@ -5,8 +5,9 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from dice_tf.errors import ModelError
+from dice_tf.errors import LossError, ModelError
 from dice_tf.optimizers import DiceSGDOptimizer
 from dice_tf.validation import check_model, fix_model
 
@@ -54,6 +55,13 @@ def with_layers(*layers, shape=(8, 8, 4)):
             ),
             "carrying' .*stateful=False",
         ),
+        (lambda: with_layers(LAYERS.MixUp(name="mix")), "mix' .*MixUp.*by the others"),
+        (
+            lambda: with_layers(LAYERS.Pipeline([LAYERS.RandomFlip(), LAYERS.CutMix(name="cut")])),
+            "cut' .*CutMix.*by the others",
+        ),
+        (lambda: with_layers(LAYERS.RandAugment(), shape=(8, 8, 3)), "Equalization.*by the others"),
+        (lambda: with_layers(LAYERS.AugMix(), shape=(8, 8, 3)), "Equalization.*by the others"),
     ],
 )
 def test_case_17_layers_that_mix_examples_are_refused(make, match):
@@ -81,6 +89,120 @@ def test_case_17_state_computed_from_data_is_refused_by_variable():
     )
     with pytest.raises(ModelError, match="running/mean"):
         model.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0)
+
+
+class Remembers(LAYERS.Layer):
+    """Changes a variable or table that no attribute shows, so Keras does not know it."""
+
+    def __init__(self, variable, change):
+        super().__init__()
+        self.remember = lambda x: change(variable, x)
+
+    def call(self, x, training=False):
+        if training:
+            self.remember(x)
+        return x
+
+
+def scatter(variable, x):
+    return variable.scatter_nd_add([[0]], tf.reduce_mean(x, 0)[:1])
+
+
+def in_a_branch(variable, x):
+    keep = lambda: variable.assign(tf.reduce_mean(x, 0))
+    return tf.cond(tf.reduce_sum(x) > 0, keep, lambda: variable + 0.0)
+
+
+def insert(table, x):
+    return table.insert(tf.constant([0], tf.int64), tf.reduce_sum(x)[None])
+
+
+CHANGES = {
+    "tensorflow": (lambda: tf.Variable(tf.zeros(3)), lambda v, x: v.assign(x[0]), "AssignVariable"),
+    "scatter": (lambda: tf.Variable(tf.zeros(3)), scatter, "ResourceScatter"),
+    "branch": (lambda: tf.Variable(tf.zeros(3)), in_a_branch, "AssignVariable"),
+    "table": (
+        lambda: tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0),
+        insert,
+        "LookupTableInsert",
+    ),
+    "keras": (lambda: keras.Variable(tf.zeros(3), name="of"), lambda v, x: v.assign(x[0]), "'of'"),
+}
+
+
+def private(*layers, loss="mse", **arguments):
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    optimizer = DiceSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4)
+    model.compile(optimizer, loss, **arguments)
+    return model
+
+
+DATA = np.random.default_rng(0).normal(size=(4, 3)).astype("float32"), np.ones((4, 1), "float32")
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_case_17_state_that_keras_does_not_know_of_is_refused(name):
+    make, change, match = CHANGES[name]
+    model = private(Remembers(make(), change), LAYERS.Dense(1))
+    with pytest.raises(ModelError, match=f"assigns .*{match}"):
+        model.fit(*DATA, verbose=0)
+    assert int(model.optimizer.iterations) == 0
+
+
+@pytest.mark.parametrize("name", ["tensorflow", "keras"])
+def test_case_17_state_of_a_loss_is_refused(name):
+    make, change, match = CHANGES[name]
+    variable = make()
+
+    def loss(y_true, y_pred):
+        change(variable, tf.tile(y_pred, [1, 3]))
+        return tf.square(y_true - y_pred)[:, 0] / (1.0 + tf.square(variable[0]))
+
+    with pytest.raises(LossError, match=f"assigns .*{match}"):
+        private(LAYERS.Dense(1), loss=loss).fit(*DATA, verbose=0)
+
+
+class Counts(LAYERS.Layer):
+    """Updates a metric of its own, and draws with a seed that Keras does not know of."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = keras.metrics.Mean()
+        self.draw = lambda x, seed=keras.random.SeedGenerator(1): keras.random.dropout(
+            x, 0.5, seed=seed
+        )
+
+    def call(self, x):
+        self.mean.update_state(x)
+        return self.draw(x)
+
+
+def test_random_seeds_and_metrics_are_no_state_of_the_data():
+    layers = LAYERS.Dropout(0.5), LAYERS.GaussianNoise(0.1), LAYERS.Normalization(), Counts()
+    model = private(*layers, LAYERS.Dense(1), metrics=["mae"])
+    model.fit(*DATA, verbose=0)
+    assert int(model.optimizer.iterations) == 1
+
+
+def batch_statistics(**arguments):
+    return LAYERS.BatchNormalization(scale=False, center=False, name="norm", **arguments)
+
+
+@pytest.mark.parametrize("run_eagerly", [True, False])
+def test_layers_that_changed_since_the_first_fit_are_refused_without_compile(run_eagerly):
+    unfrozen = private(batch_statistics(trainable=False), LAYERS.Dense(1), run_eagerly=run_eagerly)
+    appended = private(LAYERS.Dense(1), LAYERS.Activation("tanh"), run_eagerly=run_eagerly)
+    for model in (unfrozen, appended):
+        model.fit(*DATA, verbose=0)
+    unfrozen.layers[0].trainable = True
+    appended.pop()
+    appended.add(batch_statistics())
+    for model in (unfrozen, appended):
+        before = [v.numpy() for v in model.variables]
+        with pytest.raises(ModelError, match="norm'.*statistics of the whole batch"):
+            model.fit(*DATA, verbose=0)
+        for variable, value in zip(model.variables, before):
+            np.testing.assert_array_equal(variable.numpy(), value)
 
 
 def test_frozen_batch_normalization_is_allowed():

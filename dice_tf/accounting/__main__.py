@@ -1,6 +1,6 @@
 # Copyright 2026 The dice_tf Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the privacy statement of a planned or finished run.
+r"""Prints the privacy statement of a planned or finished run.
 
     python -m dice_tf.accounting --num_examples=60000 --batch_size=2048 --epochs=20 \
         --l2_norm_clip=0.25 --epsilon=2.7 --delta=1e-5

@@ -32,7 +32,11 @@ def calibrate_noise_multiplier(
     num_microbatches=None,
     neighbouring_relation=None,
 ):
-    """Returns the smallest noise multiplier that keeps a run within a privacy budget.
+    r"""Returns the smallest noise multiplier that keeps a run within a privacy budget.
+
+    \[\min\{z : \varepsilon(z, T, B) \le \varepsilon_{\mathrm{target}}\},\]
+
+    with \(\varepsilon\) of `compute_epsilon`.
 
     Args:
         target_epsilon: Float > 0.
@@ -53,6 +57,7 @@ def calibrate_noise_multiplier(
 
     Raises:
         AccountingError: If the arguments are out of range, or no noise up to 1e9 is enough.
+        MechanismError: If a parameter of the mechanism is out of range.
 
     Example:
 
@@ -91,7 +96,11 @@ def calibrate_noise_multiplier(
 def calibrate_steps(
     target_epsilon, delta, mechanism, sampling, accountant="rdp", *, neighbouring_relation=None
 ):
-    """Returns the largest number of optimizer steps within a privacy budget.
+    r"""Returns the largest number of optimizer steps within a privacy budget.
+
+    \[\max\{T : \varepsilon(z, T, B) \le \varepsilon_{\mathrm{target}}\},\]
+
+    with \(\varepsilon\) of `compute_epsilon`.
 
     Args:
         target_epsilon: Float > 0.
@@ -138,7 +147,11 @@ def calibrate_batch_size(
     *,
     neighbouring_relation=None,
 ):
-    """Returns the largest expected batch size with which a run stays within a budget.
+    r"""Returns the largest expected batch size with which a run stays within a budget.
+
+    \[\max\{B : \varepsilon(z, T, B) \le \varepsilon_{\mathrm{target}}\},\]
+
+    with \(\varepsilon\) of `compute_epsilon`.
 
     The noise multiplier and the number of steps are kept, so a larger batch means less
     noise on the mean and more passes over the data.

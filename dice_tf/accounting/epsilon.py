@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Epsilon of a training run: `dp_event`, `guarantee` and `compute_epsilon`."""
 
+import decimal
 import functools
 import math
 from typing import NamedTuple
@@ -16,6 +17,36 @@ from dice_tf.errors import AccountingError
 ACCOUNTANTS = ("rdp", "pld")
 
 
+def up(epsilon):
+    """Returns an epsilon as text of three decimals, never below it.
+
+    Args:
+        epsilon: Float >= 0.
+
+    Returns:
+        String; `"infinite"` for infinity.
+    """
+    if not math.isfinite(epsilon):
+        return "infinite"
+    # By the decimal that Python prints: the binary number may be a little above it.
+    exact = decimal.Decimal(repr(float(epsilon)))
+    context = decimal.Context(prec=400, rounding=decimal.ROUND_CEILING)
+    return f"{exact.quantize(decimal.Decimal('0.001'), context=context):f}"
+
+
+def delta_up(delta):
+    """Returns a delta as text of three significant digits, never below it.
+
+    Args:
+        delta: Float > 0.
+
+    Returns:
+        String.
+    """
+    context = decimal.Context(prec=3, rounding=decimal.ROUND_CEILING)
+    return f"{float(context.create_decimal(repr(float(delta)))):.3g}"
+
+
 class PrivacyGuarantee(NamedTuple):
     """(epsilon, delta)-differential privacy, with what it is about.
 
@@ -26,6 +57,11 @@ class PrivacyGuarantee(NamedTuple):
             cannot be told apart.
         accountant: `"rdp"` or `"pld"`.
         steps: Int, the number of optimizer steps.
+
+    Example:
+
+    >>> print(PrivacyGuarantee(1.5, 1e-5, "add_or_remove_one", "rdp", steps=1171))
+    (1.500, 1e-05)-differential privacy after 1171 steps, where one example is added or removed ...
     """
 
     epsilon: float
@@ -37,15 +73,13 @@ class PrivacyGuarantee(NamedTuple):
     def __str__(self):
         relation = events.NEIGHBOURING_RELATIONS[self.neighbouring_relation]
         return (
-            f"({self.epsilon:.4g}, {self.delta:.3g})-differential privacy after {self.steps} "
+            f"({up(self.epsilon)}, {delta_up(self.delta)})-differential privacy after {self.steps} "
             f"steps, where {relation} ({self.accountant.upper()} accountant)"
         )
 
 
 def dp_event(mechanism, sampling, steps, accountant="rdp"):
     r"""Returns what a run costs, as an event that dp_accounting's accountants take.
-
-    The proofs are in `dice_tf.accounting.events`.
 
     Args:
         mechanism: `DiceMechanism`, for example `optimizer.mechanism`.
@@ -73,6 +107,8 @@ def dp_event(mechanism, sampling, steps, accountant="rdp"):
     ...     CyclicPoissonSampling(num_examples=50_000, expected_batch_size=500), steps=99)
     >>> composed.count, composed.event.sampling_probability, composed.event.event
     (50, 0.02, GaussianDpEvent(noise_multiplier=1.2))
+
+    Source: `docs/privacy.md`, section 2 (our own proofs).
     """
     steps = events.check_run(mechanism, sampling, steps)
     _check_accountant(accountant)
@@ -117,6 +153,20 @@ def guarantee(mechanism, sampling, steps, delta, accountant="rdp", neighbouring_
 
     Raises:
         AccountingError: If the arguments are out of range or contradict each other.
+
+    Example:
+
+    >>> from dice_tf.mechanism import DiceMechanism
+    >>> from dice_tf.sampling import ShuffledEpochs
+    >>> found = guarantee(
+    ...     DiceMechanism(l2_norm_clip=1.0, noise_multiplier=20.0, expected_batch_size=500),
+    ...     ShuffledEpochs(num_examples=10_000, expected_batch_size=500), steps=100, delta=1e-5)
+    >>> round(found.epsilon, 2), found.neighbouring_relation
+    (0.9, 'replace_by_empty')
+
+    Source: `docs/privacy.md`, section 2 (our own proofs); Mironov, "Renyi differential
+    privacy", CSF 2017 (RDP); Doroshenko et al., "Connect the dots: Tighter discrete
+    approximations of privacy loss distributions", PoPETs 2022 (PLD, by dp_accounting).
     """
     steps = events.check_run(mechanism, sampling, steps)
     delta = events.check_delta(delta, sampling.num_examples)
@@ -134,7 +184,12 @@ def guarantee(mechanism, sampling, steps, delta, accountant="rdp", neighbouring_
 def compute_epsilon(
     mechanism, sampling, steps, delta, accountant="rdp", neighbouring_relation=None
 ):
-    """Returns the epsilon of a run.
+    r"""Returns the epsilon of a run.
+
+    A number for which every two neighbouring data sets D and D', and every set S of sequences
+    of models, have
+
+    \[\Pr[M(D) \in S] \le e^\varepsilon \Pr[M(D') \in S] + \delta.\]
 
     Args:
         mechanism: As for `guarantee`, like all other arguments.
@@ -160,6 +215,8 @@ def compute_epsilon(
     ...     steps=1171, delta=1e-5)
     >>> round(epsilon, 2)
     1.51
+
+    Source: as `guarantee`.
     """
     return guarantee(
         mechanism, sampling, steps, delta, accountant, neighbouring_relation

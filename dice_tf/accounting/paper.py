@@ -174,6 +174,14 @@ class Counterexample(NamedTuple):
         false_positive_rate: Chance that it fires without.
         window: Int, over how many of the last releases the test sums.
         threshold: Float, in standard deviations of that sum.
+
+    Example:
+
+    >>> found = counterexample_epsilon_lower_bound(
+    ...     noise_stddev=1e-3, delta=1e-5, num_examples=50_000, expected_batch_size=1000,
+    ...     steps=150, error_norm_clip=1e-3, window=100, threshold=6.0)
+    >>> found.window, found.true_positive_rate > 1e6 * found.false_positive_rate
+    (100, True)
     """
 
     epsilon: float
@@ -229,6 +237,8 @@ def counterexample_epsilon_lower_bound(
     ...     noise_stddev, 1e-5, 50_000, 1000, 150, error_norm_clip=1e-3, window=141,
     ...     threshold=6.75).epsilon, 1)
     14.1
+
+    Source: own; `docs/privacy.md`, section 4.
     """
     noise_stddev = check_number("noise_stddev", noise_stddev, error=AccountingError)
     num_examples = check_integer("num_examples", num_examples, error=AccountingError)

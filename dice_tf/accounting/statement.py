@@ -3,11 +3,10 @@
 """`privacy_statement`: what a run guarantees, in words that a data officer can check."""
 
 import dataclasses
-import math
 import textwrap
 
 from dice_tf.accounting import events
-from dice_tf.accounting.epsilon import ACCOUNTANTS, compute_epsilon, guarantee
+from dice_tf.accounting.epsilon import ACCOUNTANTS, compute_epsilon, delta_up, guarantee, up
 from dice_tf.accounting.paper import NOT_A_GUARANTEE, paper_epsilon
 
 _WIDTH = 88
@@ -47,6 +46,17 @@ def privacy_statement(mechanism, sampling, steps, delta, neighbouring_relation=N
 
     Raises:
         AccountingError: If the arguments are out of range or contradict each other.
+
+    Example:
+
+    >>> from dice_tf.mechanism import DiceMechanism
+    >>> from dice_tf.sampling import CyclicPoissonSampling
+    >>> statement = privacy_statement(
+    ...     DiceMechanism(l2_norm_clip=1.0, noise_multiplier=2.0, expected_batch_size=512),
+    ...     CyclicPoissonSampling(num_examples=60_000, expected_batch_size=512),
+    ...     steps=1171, delta=1e-5)
+    >>> [line for line in statement.splitlines() if line.isupper()]
+    ['GUARANTEE', 'PARAMETERS', 'HOW IT IS ACCOUNTED', 'FOR COMPARISON', 'NOT COVERED']
     """
     by_accountant = [
         guarantee(mechanism, sampling, steps, delta, accountant, neighbouring_relation)
@@ -66,24 +76,19 @@ def _wrap(text, first="  "):
     return textwrap.fill(text, _WIDTH, initial_indent=first, subsequent_indent="  ")
 
 
-def _up(epsilon):
-    # Rounded up: a printed epsilon must not be smaller than the true one.
-    return f"{math.ceil(1000 * epsilon) / 1000:.3f}" if math.isfinite(epsilon) else "infinite"
-
-
 def _guarantee_text(mechanism, sampling, by_accountant):
     renyi, loss = by_accountant
     relation = events.NEIGHBOURING_RELATIONS[renyi.neighbouring_relation]
     text = (
         f"The model after {renyi.steps} steps is (epsilon, delta)-differentially private with "
-        f"epsilon = {_up(min(renyi.epsilon, loss.epsilon))} and delta = {renyi.delta:g}; so is the "
-        "sequence of all models on the way. Two data sets that cannot be told apart: "
+        f"epsilon = {up(min(renyi.epsilon, loss.epsilon))} and delta = {delta_up(renyi.delta)}; "
+        "so is the sequence of all models on the way. Two data sets that cannot be told apart: "
         f"{relation} ({renyi.neighbouring_relation})."
     )
     notes = [_wrap(text)]
     for result in by_accountant:
         name = result.accountant.upper()
-        notes.append(f"  epsilon by the {name} accountant: {_up(result.epsilon)}")
+        notes.append(f"  epsilon by the {name} accountant: {up(result.epsilon)}")
     if mechanism.noise_multiplier == 0:
         notes.append(_wrap("No noise is added: there is NO privacy."))
     if not mechanism.noise_is_secret:
@@ -111,7 +116,7 @@ def _parameters(mechanism, sampling, result):
         "groups": sampling.num_groups,
         "sampling probability": f"{sampling.sampling_probability:.6g}",
         "steps T": result.steps,
-        "delta": f"{result.delta:g}",
+        "delta": delta_up(result.delta),
         "neighbouring relation": result.neighbouring_relation,
         "l2_norm_clip C1": f"{mechanism.l2_norm_clip:g}",
         "error_norm_clip C2": f"{mechanism.error_norm_clip:g}",
@@ -185,7 +190,7 @@ def _comparison(mechanism, sampling, by_accountant):
     steps, delta, relation = by_accountant[0].steps, by_accountant[0].delta, None
     if by_accountant[0].neighbouring_relation == events.REPLACE_ONE:
         relation = events.REPLACE_ONE
-    rows = [("this run", *(_up(result.epsilon) for result in by_accountant))]
+    rows = [("this run", *(up(result.epsilon) for result in by_accountant))]
     plain = _plain_sampling(sampling)
     baselines = [(c1, "C1")] if c2 else []
     if c2 and not events.is_unbounded(mechanism):
@@ -205,7 +210,7 @@ def _comparison(mechanism, sampling, by_accountant):
             for accountant in ACCOUNTANTS
         )
         name = f"DP-SGD clipping to {what} = {clip:g}"
-        rows.append((name, *(_up(epsilon) for epsilon in epsilons)))
+        rows.append((name, *(up(epsilon) for epsilon in epsilons)))
     lines = [f"  {'epsilon':<52}{'RDP':>12}{'PLD':>12}"]
     lines += [f"  {name:<52}{renyi:>12}{loss:>12}" for name, renyi, loss in rows]
     if len(rows) > 1:

@@ -19,6 +19,7 @@ import keras
 import tensorflow as tf
 
 from dice_tf.errors import LossError
+from dice_tf.per_example.assignments import Assignments
 from dice_tf.per_example.overrides import shallow_copy
 
 _MEAN_REDUCTIONS = ("sum_over_batch_size", "mean", "none", None)
@@ -103,12 +104,20 @@ def check_losses(model, y, y_pred, sample_weight):
         keras.src.backend.compute_output_spec(
             model._compute_loss, None, y, y_pred, sample_weight=None, training=False
         )
-    keras.src.backend.compute_output_spec(
-        lambda *batch: _evaluate(model, *batch, check=_check_one_value_per_example)[0],
-        y,
-        y_pred,
-        sample_weight,
-    )
+    scope = Assignments()
+
+    def losses(*batch):
+        with scope:
+            return _evaluate(model, *batch, check=_check_one_value_per_example)[0]
+
+    keras.src.backend.compute_output_spec(losses, y, y_pred, sample_weight)
+    assigned = scope.names()
+    if assigned:
+        raise LossError(
+            f"The loss of model '{model.name}' assigns {assigned}. What a loss keeps of one batch "
+            "changes the gradients of later ones, without clipping or noise. Compute the loss of "
+            "an example from its own targets and outputs alone."
+        )
 
 
 def regularization_gradients(variables):

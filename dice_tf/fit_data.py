@@ -1,0 +1,139 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What `fit` can tell about the data it gets: lengths, rows per epoch, rows per step.
+
+`ShuffledEpochs` believes that an epoch shows each example once. Rows do not say which examples
+they are, but there are no more of them than examples.
+"""
+
+import contextlib
+import math
+import warnings
+
+import keras
+import tensorflow as tf
+
+from dice_tf.errors import SamplingError
+from dice_tf.metrics import present_examples
+
+# By this text an error is known again that comes out of `tf.data`.
+_TOO_MANY_ROWS = "an epoch holds more rows than there are examples"
+_DEFAULT_BATCH_SIZE = 32  # That of `fit`, for arrays.
+
+
+def known_cardinality(x):
+    """Returns the number of batches of a `tf.data.Dataset`, `None` if infinite or unknown.
+
+    Args:
+        x: What `fit` received as `x`; `None` is returned for other than data sets.
+    """
+    if not isinstance(x, tf.data.Dataset):
+        return None
+    cardinality = int(x.cardinality())
+    return cardinality if cardinality >= 0 else None
+
+
+def check_dense(x):
+    """Refuses ragged rows, which no private step can stack.
+
+    Args:
+        x: What `fit` received as `x`.
+
+    Raises:
+        SamplingError: If some part of it is ragged.
+    """
+    parts = x.element_spec if isinstance(x, tf.data.Dataset) else x
+    if any(isinstance(p, (tf.RaggedTensor, tf.RaggedTensorSpec)) for p in tf.nest.flatten(parts)):
+        raise SamplingError(
+            "Ragged rows cannot be stacked into a batch of per-example gradients. Pad them, "
+            "`x.to_tensor()` for arrays or in a `map` of the data set, and mask the padding "
+            f"(`mask_zero=True`). Received: {parts}."
+        )
+
+
+def at_most_one_row_each(given, samplings):
+    """Returns what `fit` is to train on: the same, with an error in place of rows too many.
+
+    Args:
+        given: Dict of the arguments of `fit`.
+        samplings: Objects of `dice_tf.sampling` that it is accounted with, or drawn by. Of
+            interest are `ShuffledEpochs` whose epoch is one pass over the data; `EpsilonCallback`
+            refuses others.
+
+    Raises:
+        SamplingError: If arrays have more rows than the data set has examples; for a
+            `tf.data.Dataset` it is raised within `typed_errors`, at the batch too many.
+    """
+    x, shuffled = given["x"], [sampling for sampling in samplings if not sampling.amplified]
+    if isinstance(x, tf.data.Dataset):
+        steps = known_cardinality(x)
+        for sampling in shuffled:
+            if sampling.steps_per_epoch == steps:
+                x = _counted(x, sampling.num_examples)
+    elif shuffled:
+        # A PyDataset or a generator has no rows that one could count beforehand.
+        rows = _count_array_rows(given)
+        for sampling in shuffled:
+            if rows is not None and rows > sampling.num_examples:
+                _raise_too_many(f"{rows} rows, {sampling!r}")
+    return x
+
+
+@contextlib.contextmanager
+def typed_errors():
+    """Context of a `fit`: errors of `at_most_one_row_each` become `SamplingError`s."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        if _TOO_MANY_ROWS in error.message:
+            _raise_too_many("a `tf.data.Dataset`")
+        raise
+
+
+def warn_of_batch_size(given, expected):
+    """Warns if steps on arrays get another number of rows than the optimizer divides by.
+
+    Args:
+        given: Dict of the arguments of `fit`.
+        expected: Int, `expected_batch_size` of the optimizer.
+    """
+    rows, batch_size = _count_array_rows(given), given.get("batch_size") or _DEFAULT_BATCH_SIZE
+    if rows is not None and min(rows, batch_size) != expected:
+        warnings.warn(
+            f"`fit` trains on batches of {min(rows, batch_size)} examples, but the optimizer "
+            f"divides their sum by expected_batch_size={expected}: steps are not as long as "
+            f"planned, under the same noise. Pass `fit` batch_size={expected}, or the data set of "
+            "a sampler.",
+            stacklevel=4,
+        )
+
+
+def _raise_too_many(received):
+    raise SamplingError(
+        "Under `ShuffledEpochs` an epoch shows each example once, but this one holds more rows "
+        f"than there are examples. Received: {received}. Declare the true `num_examples`; leave "
+        "`repeat` and resampling out; keep the weights of a sampler's batches, which are 0 for "
+        "padding."
+    )
+
+
+def _counted(data, num_examples):
+    def count(seen, batch):
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        rows = tf.zeros(tf.shape(tf.nest.flatten((x, y))[0])[:1])
+        present = present_examples(sample_weight, rows)
+        seen += tf.math.count_nonzero(present)
+        tf.debugging.Assert(seen <= num_examples, [_TOO_MANY_ROWS])
+        return seen, batch
+
+    return data.scan(tf.constant(0, tf.int64), count)
+
+
+def _count_array_rows(given):
+    """Returns the number of rows that `fit` trains on, `None` if it did not receive arrays."""
+    leaves = [] if given["x"] is None else tf.nest.flatten(given["x"])
+    shapes = [getattr(leaf, "shape", ()) for leaf in leaves]
+    if not shapes or not all(len(shape) for shape in shapes):
+        return None
+    split = 0 if given.get("validation_data") is not None else given.get("validation_split", 0)
+    return math.floor(shapes[0][0] * (1 - split))
