@@ -4,8 +4,8 @@
 
 For every cell of the table the private model and the same Keras model without privacy are
 trained by stock `fit`, in turns, in one process; the ratio of their times is reported.
-Peaks of memory come from separate processes. `--peers` adds TensorFlow Privacy, Opacus and
-JAX-Privacy on the same models, each in an environment that is created on first use.
+Peaks of memory come from separate processes. `--peers` adds TensorFlow Privacy, Opacus,
+FastDP and JAX-Privacy on the same models, each in an environment that is created on first use.
 
     python benchmarks/benchmark.py                       everything of dice_tf, half an hour
     python benchmarks/benchmark.py --quick               the same in short, less exact

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 # Its own switch: the package as a whole imports an estimator that TensorFlow dropped.
 sys.skip_tf_privacy_import = True
+from tensorflow_privacy.privacy.fast_gradient_clipping import layer_registry
 from tensorflow_privacy.privacy.keras_models import dp_keras_model
 from tensorflow_privacy.privacy.optimizers import dp_optimizer_keras_vectorized
 
@@ -27,7 +28,12 @@ def main():
     model_class, optimizer, reduction = None, tf.keras.optimizers.SGD(1e-3), "auto"
     if way == "model":
         model_class = functools.partial(
-            dp_keras_model.DPModel, l2_norm_clip=1.0, noise_multiplier=1.0, use_xla=False
+            dp_keras_model.DPModel,
+            l2_norm_clip=1.0,
+            noise_multiplier=1.0,
+            use_xla=False,
+            # Used where all layers with weights are in it: dense and embedding ones.
+            layer_registry=layer_registry.make_default_layer_registry(),
         )
     elif way == "optimizer":
         reduction = "none"  # The optimizer takes a loss per example.

@@ -12,7 +12,8 @@ a minute. The figures of privacy.md have a script of their own, make_privacy_fig
 
 import math
 
-from absl import app
+from absl import app, flags
+import figure_style
 from figure_style import BLUE, GREEN, GREY, ORANGE, RED, markdown, style, write
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
@@ -299,4 +300,5 @@ def main(argv):
 
 
 if __name__ == "__main__":
+    flags.adopt_module_key_flags(figure_style)  # For --help.
     app.run(main)

@@ -17,7 +17,8 @@ import math
 from typing import NamedTuple
 import warnings
 
-from absl import app
+from absl import app, flags
+import figure_style
 from figure_style import BLUE, GREEN, GREY, ORANGE, RED, markdown, style, write
 from matplotlib.figure import Figure
 import numpy as np
@@ -386,4 +387,5 @@ def main(argv):
 
 
 if __name__ == "__main__":
+    flags.adopt_module_key_flags(figure_style)  # For --help.
     app.run(main)

@@ -361,4 +361,5 @@ def main(argv):
 
 if __name__ == "__main__":
     define_image_flags(flags.FLAGS)
+    flags.adopt_module_key_flags(image_classifier_flags)  # For --help.
     app.run(main)

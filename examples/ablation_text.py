@@ -88,4 +88,6 @@ def main(argv):
 
 if __name__ == "__main__":
     define_flags(flags.FLAGS)
+    for module in (text_finetuning_flags, ablation):
+        flags.adopt_module_key_flags(module)  # For --help.
     app.run(main)

@@ -341,4 +341,5 @@ def main(argv):
 
 if __name__ == "__main__":
     text_finetuning_flags.define_flags(flags.FLAGS)
+    flags.adopt_module_key_flags(text_finetuning_flags)  # For --help.
     app.run(main)

@@ -142,6 +142,8 @@ def plot_comparison(path, summaries, methods, title, ylabel):
     axes.set_xticks(range(len(summaries)), ticks)
     axes.set_xlim(-0.6, len(summaries) - 0.4)
     _style(axes, title, "privacy budget $\\varepsilon$", f"{ylabel} in %")
+    # Scores do not exceed 1, but intervals of two scores may.
+    axes.set_ylim(top=min(axes.get_ylim()[1], 100))
     axes.legend(loc="upper left", framealpha=0.95)
     figure.savefig(path, dpi=150)
 

@@ -204,4 +204,5 @@ def main(argv):
 
 if __name__ == "__main__":
     image_classifier_flags.define_flags(flags.FLAGS)
+    flags.adopt_module_key_flags(image_classifier_flags)  # For --help.
     app.run(main)

@@ -12,6 +12,8 @@ import csv
 import json
 import os
 
+from absl import app
+
 SETTINGS = "settings.json"
 
 
@@ -23,7 +25,7 @@ def claim_folder(folder, shared):
         shared: Dict of what all trials depend on, in types that JSON has.
 
     Raises:
-        ValueError: If the folder has trials of another search, or of an unknown one.
+        app.UsageError: If the folder has trials of another search, or of an unknown one.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / SETTINGS
@@ -31,7 +33,7 @@ def claim_folder(folder, shared):
     if not path.exists():
         unknown = sorted(file.name for file in folder.glob("*.csv"))
         if unknown:
-            raise ValueError(f"{folder} has {unknown} but no {SETTINGS} to check by. {remedy}")
+            raise app.UsageError(f"{folder} has {unknown} but no {SETTINGS} to check by. {remedy}")
         # Renamed when complete: there is never half a file of this name.
         part = path.with_suffix(".part")
         _write(part, "w", json.dumps(shared, indent=1))
@@ -44,7 +46,7 @@ def claim_folder(folder, shared):
         if known.get(name) != shared.get(name)
     ]
     if different:
-        raise ValueError(
+        raise app.UsageError(
             f"{folder} has the trials of another search: {'; '.join(different)}. {remedy}"
         )
 
@@ -61,13 +63,13 @@ def read(path, key_type, result_type):
         Dict from keys to results.
 
     Raises:
-        ValueError: If the file has other columns.
+        app.UsageError: If the file has other columns.
     """
     header = ",".join((*key_type._fields, *result_type._fields)) + "\n"
     content = path.read_bytes() if path.exists() else b""
     complete = content[: content.rfind(b"\n") + 1].decode("utf-8")
     if complete and not complete.startswith(header):
-        raise ValueError(f"{path} does not start with {header!r}. Name another --output_dir.")
+        raise app.UsageError(f"{path} does not start with {header!r}. Name another --output_dir.")
     if len(complete) < len(content):
         os.truncate(path, len(complete))
     if not complete:
