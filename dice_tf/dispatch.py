@@ -95,9 +95,11 @@ def _fit(stock_fit):
         multi_worker.check_workers_agree(self)
         callbacks = shared_backups.share_backups(self, given.get("callbacks"))
         given["callbacks"] = sampling_passes.with_passes(self, callbacks, samplings)
-        listed = getattr(given["callbacks"], "callbacks", None)
-        listed = keras.tree.flatten(given["callbacks"] or []) if listed is None else listed
-        budgets = [callback for callback in listed if isinstance(callback, EpsilonCallback)]
+        budgets = [
+            callback
+            for callback in sampling_passes.listed(given["callbacks"])
+            if isinstance(callback, EpsilonCallback)
+        ]
         for budget in budgets:
             budget.note_data(x, given.get("steps_per_epoch"))
         fit_data.check_dense(x)
@@ -109,8 +111,9 @@ def _fit(stock_fit):
             # Otherwise Keras warns that it will not shuffle, as if something were amiss.
             given.setdefault("shuffle", False)
             if given.get("class_weight"):
-                batches = given["x"]
-                given["x"] = data_sources.with_class_weights(batches, given.pop("class_weight"))
+                given["x"] = data_sources.with_class_weights(
+                    given["x"], given.pop("class_weight")
+                )
         with sampling_passes.warn_of_other_trainings(self), fit_data.typed_errors():
             return stock_fit(**given)
 

@@ -14,38 +14,22 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dice_tf import dispatch, distribution, feedback, noise, private_checkpoints, provenance
+from dice_tf import (
+    dispatch,
+    distribution,
+    feedback,
+    noise,
+    optimizer_arguments,
+    private_checkpoints,
+    provenance,
+)
 from dice_tf.errors import (
     DistributionError,
-    GradientEngineError,
     ModelError,
     OptimizerArgumentError,
     PlainGradientsError,
 )
-from dice_tf.mechanism import DiceMechanism, check_integer
-
-GRADIENT_ENGINES = ("auto", "layerwise", "vectorized")
-
-# Attributes of the mechanism that are constructor arguments.
-_PRIVACY_ARGUMENTS = (
-    "l2_norm_clip",
-    "noise_multiplier",
-    "expected_batch_size",
-    "error_norm_clip",
-    "bound_residuals",
-    "clipping",
-    "feedback_steps",
-    "num_microbatches",
-)
-
-_REFUSED_KERAS_ARGUMENTS = {
-    "clipnorm": "it would clip the noised mean, variable by variable",
-    "clipvalue": "it would clip the noised mean, coordinate by coordinate",
-    "global_clipnorm": "it would clip the noised mean of the batch, not each example",
-    "loss_scale_factor": "gradients are clipped before Keras could unscale them",
-    "gradient_accumulation_steps": "it would add noise at every accumulated batch; use a larger "
-    "`expected_batch_size` with `chunk_size` to bound memory",
-}
+from dice_tf.mechanism import DiceMechanism
 
 
 class PrivateUpdate:
@@ -75,15 +59,9 @@ class PrivateUpdate:
         noise_seed=None,
         **keras_arguments,
     ):
-        if positional:
-            raise OptimizerArgumentError(
-                f"All arguments of {type(self).__name__} but `learning_rate` are keyword-only, so "
-                "that no number is taken for another. Received: "
-                f"{', '.join(map(repr, (learning_rate, *positional)))}. Write l2_norm_clip=..., "
-                "noise_multiplier=..., expected_batch_size=..."
-            )
+        optimizer_arguments.check_none_positional(type(self), learning_rate, positional)
         for name, value in keras_arguments.items():
-            _check_keras_argument(name, value)
+            optimizer_arguments.check_keras_argument(name, value)
         mechanism = DiceMechanism(
             l2_norm_clip=l2_norm_clip,
             noise_multiplier=noise_multiplier,
@@ -95,7 +73,7 @@ class PrivateUpdate:
             num_microbatches=num_microbatches,
             noise_is_secret=noise_seed is None,
         )
-        _check_engine(gradient_engine, mechanism, chunk_size)
+        optimizer_arguments.check_engine(gradient_engine, mechanism, chunk_size)
         if mechanism.noise_multiplier == 0:
             warnings.warn(
                 "noise_multiplier=0: training is not private, its epsilon is infinite.",
@@ -125,20 +103,15 @@ class PrivateUpdate:
                     "`compile` under the dtype policy 'mixed_float16', use 'mixed_bfloat16', which "
                     "needs no loss scaling, or `compile(auto_scale_loss=False)`."
                 )
-            if name in _PRIVACY_ARGUMENTS or name == "noise_seed":
-                raise OptimizerArgumentError(
-                    f"Privacy parameters of {type(self).__name__} are fixed when it is made. "
-                    f"Received: {name}={value!r}. Compile the model with a new optimizer, and add "
-                    "up the epsilons and deltas of both trainings."
-                )
-            _check_keras_argument(name, value)
+            optimizer_arguments.check_not_fixed(type(self), name, value)
+            optimizer_arguments.check_keras_argument(name, value)
         super().__setattr__(name, value)
         if name == "save_errors":
             self._track_private_state()
 
     def __getattr__(self, name):
         # For names that are not found; `object` has the error that says so.
-        owner = self._mechanism if name in _PRIVACY_ARGUMENTS else self
+        owner = self._mechanism if name in optimizer_arguments.PRIVACY_ARGUMENTS else self
         return object.__getattribute__(owner, name)
 
     @property
@@ -384,7 +357,7 @@ class PrivateUpdate:
         """
         config = super().get_config()
         for name in (
-            *_PRIVACY_ARGUMENTS,
+            *optimizer_arguments.PRIVACY_ARGUMENTS,
             "chunk_size",
             "gradient_engine",
             "self_check",
@@ -393,33 +366,3 @@ class PrivateUpdate:
         ):
             config[name] = getattr(self, name)
         return config
-
-
-def _check_keras_argument(name, value):
-    if name in _REFUSED_KERAS_ARGUMENTS and value is not None:
-        raise OptimizerArgumentError(
-            f"Argument `{name}` cannot be used for private training: "
-            f"{_REFUSED_KERAS_ARGUMENTS[name]}. Received: {name}={value!r}. Clipping is set by "
-            "`l2_norm_clip`."
-        )
-
-
-def _check_engine(gradient_engine, mechanism, chunk_size):
-    if gradient_engine not in GRADIENT_ENGINES:
-        raise GradientEngineError(
-            f"Argument `gradient_engine` must be one of {GRADIENT_ENGINES}. "
-            f"Received: gradient_engine={gradient_engine!r}."
-        )
-    if mechanism.num_microbatches is not None and gradient_engine == "layerwise":
-        raise GradientEngineError(
-            "gradient_engine='layerwise' clips examples, not microbatches. Received: "
-            f"num_microbatches={mechanism.num_microbatches}. Use gradient_engine='vectorized', or "
-            "leave `num_microbatches` out: clipping examples also needs half the noise."
-        )
-    if chunk_size is not None:
-        check_integer("chunk_size", chunk_size, error=GradientEngineError)
-        if chunk_size % mechanism.microbatch_size:
-            raise GradientEngineError(
-                f"Argument `chunk_size` must be a multiple of the {mechanism.microbatch_size} "
-                f"examples of a microbatch. Received: chunk_size={chunk_size}."
-            )

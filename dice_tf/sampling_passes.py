@@ -81,7 +81,14 @@ def with_passes(model, callbacks, samplings):
         callbacks.callbacks.append(added)
         callbacks.set_model(model)
         return callbacks
-    return [*([] if callbacks is None else keras.tree.flatten(callbacks)), added]
+    return [*listed(callbacks), added]
+
+
+def listed(callbacks):
+    """Returns the callbacks of `fit` as a list, whichever of the forms that Keras takes it has."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks.callbacks
+    return [] if callbacks is None else keras.tree.flatten(callbacks)
 
 
 @contextlib.contextmanager

@@ -307,7 +307,9 @@ def define_flags(flag_values):
     flags.DEFINE_list("epsilons", ["1", "2.7", "8"], "Privacy budgets.", **options)
     flags.DEFINE_integer("trials", 8, "Trials of a search.", lower_bound=1, **options)
     flags.DEFINE_integer("repeats", 5, "Searches per method.", lower_bound=2, **options)
-    flags.DEFINE_bool("quick", False, "Few examples, to see it work; the digits are few anyway.", **options)
+    flags.DEFINE_bool(
+        "quick", False, "Few examples, to see it work; the digits are few anyway.", **options
+    )
     flags.DEFINE_string("data_dir", None, "Folder of TFDS; default: that of TFDS.", **options)
     flags.DEFINE_string("output_dir", "out/compare", "Folder of the results.", **options)
 

@@ -120,9 +120,7 @@ def run(settings):
 
     clock = Clock()
     budget = dice_tf.EpsilonCallback(plan.sampling, plan.delta, target_epsilon=settings.epsilon)
-    history = model.fit(
-        batches, epochs=epochs, callbacks=[budget, clock], verbose=2
-    )
+    history = model.fit(batches, epochs=epochs, callbacks=[budget, clock], verbose=2)
     evaluated = model.evaluate(data.x_test, data.y_test, batch_size=512, verbose=0)
     print(f"Accuracy on {len(data.x_test)} test images: {evaluated[1]:.4f}")
     seconds = clock.seconds[1:] or clock.seconds

@@ -109,6 +109,14 @@ def test_case_17_what_is_not_a_number_for_one_example_alone_is_refused(normalise
     assert int(trained.optimizer.iterations) == 0
 
 
+def test_case_17_what_is_a_number_for_one_example_alone_only_is_refused():
+    alone = lambda t: keras.ops.cast(keras.ops.equal(tf.shape(t)[0], 1), "float32")
+    trained = model(LAYERS.Lambda(lambda t: t / alone(t)), LAYERS.Dense(3))
+    with pytest.raises(GradientEngineError, match="depend on the other examples"):
+        trained.fit(X, Y, batch_size=8, verbose=0)
+    assert int(trained.optimizer.iterations) == 0
+
+
 def fit(trained, x, y):
     trained.fit(x, y, batch_size=8, shuffle=False, verbose=0)
 
