@@ -84,11 +84,12 @@ def row_weights(sample_weight, num_examples):
     """Returns user weights as float32 tensors `[num_examples]`, validated.
 
     Args:
-        sample_weight: Array `[num_examples]`, a nest of them (one per output), or `None`.
+        sample_weight: Array `[num_examples]`, a nest of them (one per output), or `None`, also
+            within the nest.
         num_examples: Int, the declared number of examples.
 
     Returns:
-        Nest of float32 tensors in which no zero is negative, or `None`.
+        The same nest, of float32 tensors in which no zero is negative.
 
     Raises:
         SamplingError: If a weight is negative or not finite, or the shape is wrong.
@@ -117,9 +118,15 @@ def _is_array(value):
     return len(getattr(value, "shape", ())) > 0
 
 
+def _is_list_of_arrays(value):
+    # `None` stands for an output without weights, as in Keras.
+    found = [item for item in value if item is not None] if isinstance(value, list) else []
+    return bool(found) and all(_is_array(item) for item in found)
+
+
 def _is_source(x):
     if isinstance(x, list):
-        return not (x and all(_is_array(item) for item in x))
+        return not _is_list_of_arrays(x)
     random_access = hasattr(x, "__getitem__") and hasattr(x, "__len__")
     nest = isinstance(x, (collections.abc.Mapping, tuple, str, bytes))
     return random_access and not hasattr(x, "shape") and not nest
@@ -131,7 +138,7 @@ def _map_leaves(function, name, value):
         return None
     if isinstance(value, collections.abc.Mapping):
         return {k: _map_leaves(function, f"{name}[{k!r}]", v) for k, v in value.items()}
-    if isinstance(value, tuple) or (isinstance(value, list) and value and _is_array(value[0])):
+    if isinstance(value, tuple) or _is_list_of_arrays(value):
         leaves = [_map_leaves(function, f"{name}[{i}]", v) for i, v in enumerate(value)]
         return type(value)(*leaves) if hasattr(value, "_fields") else tuple(leaves)
     return function(name, value)

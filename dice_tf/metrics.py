@@ -50,13 +50,13 @@ def present_examples(sample_weight, losses):
     """Returns float32 `[batch]`, 1 for examples with a weight, 0 for padding.
 
     Args:
-        sample_weight: `None`, a `[batch, ...]` tensor or a structure of them.
+        sample_weight: `None`, which is weight 1, a `[batch, ...]` tensor or a structure of both.
         losses: `[batch]`, for the size.
     """
-    present = tf.zeros_like(losses) if sample_weight is not None else tf.ones_like(losses)
-    for weight in tf.nest.flatten(sample_weight):
-        if weight is None:
-            continue
+    present, weights = tf.zeros_like(losses), tf.nest.flatten(sample_weight)
+    if any(weight is None for weight in weights):
+        return tf.ones_like(losses)  # For one output at least.
+    for weight in weights:
         weight = tf.reshape(tf.cast(weight, tf.float32), [tf.shape(losses)[0], -1])
         present = tf.maximum(present, tf.cast(tf.reduce_any(weight != 0, axis=1), tf.float32))
     return present

@@ -145,8 +145,8 @@ class DiceSGDOptimizer(PrivateUpdate, keras.optimizers.SGD):
         gradient_engine: `"layerwise"`: closed forms, layer by layer. `"vectorized"`: the whole
             model under `tf.vectorized_map`, the reference, slow. `"auto"`: layerwise, but
             vectorized with `num_microbatches`.
-        self_check: Whether the first batch of a compiled model is used to compare the
-            gradients of a few examples with their gradients alone.
+        self_check: Whether `fit` compares the gradients of a few examples with their gradients
+            alone, once per compiled model, before the first step.
         rescale_to_unit_norm: Whether the noised direction is divided by \(C_1\) before the
             update rule sees it. The best learning rate then hardly depends on \(C_1\).
         save_errors: Whether files hold what a killed run needs to go on bit for bit: the error,

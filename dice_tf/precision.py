@@ -3,21 +3,32 @@
 """Products of float32 numbers must be products of float32 numbers.
 
 By default TensorFlow multiplies float32 matrices on recent GPUs in TensorFloat-32, with
-10 bits of mantissa instead of 23. The norm of a per-example gradient comes from such
-products, and where their terms cancel it could come out far too small: the example would
-then be clipped too little, and move the update by more than the mechanism assumes.
+10 bits of mantissa instead of 23; on recent processors it can be told to take bfloat16, with
+7. The norm of a per-example gradient comes from such products, and where their terms cancel
+it could come out far too small: the example would then be clipped too little, and move the
+update by more than the mechanism assumes.
 """
 
+import functools
+import os
 import warnings
 
 import tensorflow as tf
 
 from dice_tf.errors import GradientEngineError
 
+# What tells oneDNN and the Arm Compute Library to round, before TensorFlow is imported.
+_ENVIRONMENT = (
+    "TF_SET_ONEDNN_FPMATH_MODE",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "DNNL_ACL_ENABLE_FAST_MATH",
+)
+
 
 def use_float32_products():
     """Turns TensorFloat-32 off, for the whole process, if there is a GPU that may use it."""
-    if _rounds_products():
+    if _gpu_rounds_products():
         tf.config.experimental.enable_tensor_float_32_execution(False)
         warnings.warn(
             "TensorFloat-32 is now off in this process: it rounds the products from which "
@@ -31,9 +42,10 @@ def check_float32_products():
     """Refuses to take a private step with products that are rounded.
 
     Raises:
-        GradientEngineError: If TensorFloat-32 was turned on again and there is a GPU.
+        GradientEngineError: If TensorFloat-32 was turned on again and there is a GPU, or if
+            TensorFlow or the processor is told to compute float32 products in half precision.
     """
-    if _rounds_products():
+    if _gpu_rounds_products():
         raise GradientEngineError(
             "TensorFloat-32 was turned on again after the private optimizer was made, and norms of "
             "gradients would be underestimated. Received: "
@@ -41,8 +53,34 @@ def check_float32_products():
             "tf.config.experimental.enable_tensor_float_32_execution(False); for speed use the "
             "dtype policy 'mixed_bfloat16', whose norms are computed in float32."
         )
+    options = tf.config.optimizer.get_experimental_options()
+    rewrites = [n for n, on in options.items() if on and n.startswith("auto_mixed_precision")]
+    if rewrites:
+        raise GradientEngineError(
+            "TensorFlow is to rewrite float32 products to half precision, and norms of gradients "
+            f"would be underestimated. Received: tf.config.optimizer options {rewrites}. Set them "
+            "to False; for speed use the dtype policy 'mixed_bfloat16', whose norms are computed "
+            "in float32."
+        )
+    if _host_rounds_products():
+        given = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        raise GradientEngineError(
+            "This process computes products of float32 matrices in half precision, and norms of "
+            f"gradients would be underestimated. Received: environment variables {given}. Start "
+            "Python without them; for speed use the dtype policy 'mixed_bfloat16', whose norms are "
+            "computed in float32."
+        )
 
 
-def _rounds_products():
+@functools.cache
+def _host_rounds_products():
+    """Whether the processor does; measured, because that depends on its instructions as well."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        # 13 bits of mantissa. Several matrices, because oneDNN is not asked for a small one.
+        entries = tf.fill([2, 8, 8], 1.0 + 2.0**-12)
+        return bool(tf.reduce_any(tf.linalg.matmul(entries, tf.ones_like(entries)) != 8 * entries))
+
+
+def _gpu_rounds_products():
     enabled = tf.config.experimental.tensor_float_32_execution_enabled()
     return enabled and bool(tf.config.get_visible_devices("GPU"))

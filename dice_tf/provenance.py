@@ -139,8 +139,8 @@ def count_marks(sample_weight):
     """Counts the negative zeros among the sample weights of a batch.
 
     Args:
-        sample_weight: Float tensor `[batch]`, a nest of them (the first leaf counts,
-            all carry the same mark), or `None`.
+        sample_weight: Float tensor `[batch]`, a nest of them (the first leaf counts, in
+            rows whose other weights are 0 as well), or `None`.
 
     Returns:
         Int32 scalar tensor. With several replicas, add up their counts.
@@ -150,11 +150,15 @@ def count_marks(sample_weight):
     >>> int(count_marks(tf.constant([2.0, 0.0, -0.0])))
     1
     """
-    leaves = [] if sample_weight is None else tf.nest.flatten(sample_weight)
-    if not leaves or leaves[0] is None:
+    leaves = tf.nest.flatten(sample_weight)
+    if not leaves or any(leaf is None for leaf in leaves):
         return tf.constant(0, tf.int32)
-    bits = tf.bitcast(tf.cast(leaves[0], tf.float32), tf.int32)
-    return tf.reduce_sum(tf.cast(bits == _NEGATIVE_ZERO_BITS, tf.int32))
+    marked = tf.bitcast(tf.cast(leaves[0], tf.float32), tf.int32) == _NEGATIVE_ZERO_BITS
+    for leaf in leaves[1:]:
+        # Padding that one output trains on is no padding.
+        unused = tf.reduce_all(leaf == 0, axis=list(range(1, leaf.shape.rank)))
+        marked &= tf.reshape(unused, [-1] + [1] * (marked.shape.rank - 1))
+    return tf.reduce_sum(tf.cast(marked, tf.int32))
 
 
 def update_record(record, marks, noise_is_secret=True):

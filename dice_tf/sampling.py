@@ -189,7 +189,7 @@ class Sampling:
                 only if the model brings its own loss (`add_loss`, `compute_loss`); an
                 autoencoder passes `y=x`.
             sample_weight: Finite weights >= 0, shape `[num_examples]`, or a dictionary or
-                tuple of them for several outputs. `None` means 1.
+                tuple of them for several outputs. `None` means 1, for all or for one output.
             epochs: Int >= 1, planned number of epochs; only the padded size depends on it.
 
         Returns:
@@ -216,9 +216,8 @@ class Sampling:
             indices, base = tf.numpy_function(draw, [iteration, step], [tf.int64, tf.float32])
             indices, base = tf.ensure_shape(indices, [rows]), tf.ensure_shape(base, [rows])
             # Padding keeps the very bits of `base`: its zeros carry the provenance mark.
-            weigh = lambda w: tf.where(base > 0, tf.gather(w, indices), base)
-            weighted = base if weights is None else tf.nest.map_structure(weigh, weights)
-            return *fetch(indices), weighted
+            weigh = lambda w: base if w is None else tf.where(base > 0, tf.gather(w, indices), base)
+            return *fetch(indices), tf.nest.map_structure(weigh, weights)
 
         def batches(iteration):
             steps = tf.data.Dataset.range(self.steps_per_epoch)

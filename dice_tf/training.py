@@ -127,7 +127,7 @@ def compare_gradients(model, data):
 
 
 def forget_outdated_checks(model):
-    """Makes a model be checked anew if its loss, layers or trainable variables are others."""
+    """Makes a model be checked anew if its loss, layers, variables or engine are others."""
     if model in _checked and not _still_holds(_checked[model], model):
         del _checked[model]
 
@@ -176,7 +176,13 @@ def _unpack(model, data):
             "from `compile(loss=...)`, which compares outputs with targets; pass y, for an "
             "autoencoder y=x."
         )
-    return tuple(_to_tensors(part) for part in (x, y, sample_weight))
+    x, y, sample_weight = (_to_tensors(part) for part in (x, y, sample_weight))
+    if sample_weight is not None:
+        ones = tf.ones(tf.shape(tf.nest.flatten(x)[0])[:1])
+        # An output without weights, next to others that have them.
+        fill = lambda weight: ones if weight is None else weight
+        sample_weight = tf.nest.map_structure(fill, sample_weight)
+    return x, y, sample_weight
 
 
 def _engine(optimizer):
@@ -214,7 +220,7 @@ def _prepare(model, optimizer, x, y, sample_weight):
         loss.check_losses(model, y, outputs, sample_weight)
         _checked[model] = types.SimpleNamespace(
             parts=[weakref.ref(part) for part in _parts(model)],
-            trainable=_trainable(model),
+            settings=_settings(model),
             compared=False,
             batches_tried=0,
         )
@@ -227,8 +233,9 @@ def _parts(model):
     return [loss.compiled_loss(model), *model.trainable_variables, *model._flatten_layers()]
 
 
-def _trainable(model):
-    return [layer.trainable for layer in model._flatten_layers()]
+def _settings(model):
+    engine = model.optimizer.gradient_engine
+    return engine, [layer.trainable for layer in model._flatten_layers()]
 
 
 def _still_holds(checks, model):
@@ -237,7 +244,7 @@ def _still_holds(checks, model):
     same = len(parts) == len(checks.parts) and all(
         reference() is part for reference, part in zip(checks.parts, parts, strict=True)
     )
-    return same and checks.trainable == _trainable(model)
+    return same and checks.settings == _settings(model)
 
 
 def _to_symbolic(structure):

@@ -41,13 +41,17 @@ def check(record, sampling):
         (np.asarray([-0.0, -0.0], dtype="float64"), 2),
         (np.asarray([-0.0, 1.0], dtype="float16"), 1),
         ({"a": [1.0, -0.0], "b": [1.0, -0.0]}, 1),
+        ({"a": [1.0, -0.0, -0.0], "b": [0.0, 1.0, 0.0]}, 1),
+        ({"a": [1.0, -0.0, -0.0], "b": [[0.0, 1.0], [0.0, 1.0], [-0.0, 0.0]]}, 1),
+        ({"a": [[1.0], [-0.0], [-0.0]], "b": [1.0, 1.0, 0.0]}, 1),
+        ({"a": [1.0, -0.0], "b": None}, 0),
         ([], 0),
     ],
 )
 def test_marks_are_negative_zeros(weights, marks):
     constant = lambda leaf: tf.constant(leaf, dtype=getattr(leaf, "dtype", tf.float32))
     if isinstance(weights, dict):
-        weights = {name: constant(leaf) for name, leaf in weights.items()}
+        weights = {n: leaf if leaf is None else constant(leaf) for n, leaf in weights.items()}
     elif weights is not None:
         weights = constant(weights)
     count = provenance.count_marks(weights)

@@ -257,6 +257,9 @@ def test_is_done_once_per_compiled_model_and_again_for_other_layers(monkeypatch)
     trained.layers[0].trainable = False
     fit(trained, X, Y)
     assert len(calls) == 3
+    trained.optimizer.gradient_engine = "vectorized"
+    take_steps(trained, X, Y)
+    assert len(calls) == 4
 
 
 def test_many_models_in_one_process_make_tensorflow_warn_of_nothing(monkeypatch):

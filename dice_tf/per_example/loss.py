@@ -97,6 +97,7 @@ def check_losses(model, y, y_pred, sample_weight):
         LossError: Naming the loss, what is wrong with it and what to do.
     """
     compiled = compiled_loss(model)
+    _check_outputs_have_weights(model, y, sample_weight)
     for loss in keras.tree.flatten(compiled._user_loss):
         _refuse_coupled_loss(loss)
     if not compiled.built:
@@ -167,6 +168,16 @@ def compiled_loss(model):
             "training needs one loss value per example: pass `loss=...` to `compile`."
         )
     return compiled
+
+
+def _check_outputs_have_weights(model, y, sample_weight):
+    both_named = isinstance(y, dict) and isinstance(sample_weight, dict)
+    missing = sorted(y.keys() - sample_weight.keys()) if both_named else []
+    if missing:
+        raise LossError(
+            f"Argument `sample_weight` must have an entry for every output of model "
+            f"'{model.name}' in `y`. Received: none for {missing}. An entry `None` is weight 1."
+        )
 
 
 def _evaluate(model, y, y_pred, sample_weight, check=None):
