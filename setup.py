@@ -101,7 +101,7 @@ setuptools.setup(
     version=VERSION,
     description=(
         "DiceSGD for Keras and TensorFlow: differentially private training whose clipping "
-        "bias is cancelled by clipped error feedback, with matching privacy accounting."
+        "bias is reduced by clipped error feedback, with matching privacy accounting."
     ),
     long_description=README.read_text(encoding="utf-8") if README.is_file() else "",
     long_description_content_type="text/markdown",

@@ -213,9 +213,8 @@ def plot_sweep(path, rows, title):
     if chunked:
         label = f"DiceSGD, chunk_size={chunked[0]['chunk_size']}"
         lines.append((label, chunked, "private", _GREEN))
-    for axes, unit, label in zip(
-        figure.subplots(1, 2), ("ms", "mib"), ("milliseconds per step", "peak MiB"), strict=True
-    ):
+    units = {"ms": "milliseconds per step", "mib": "peak memory in MiB"}
+    for axes, (unit, label) in zip(figure.subplots(1, 2), units.items(), strict=True):
         for name, chosen, side, color in lines:
             points = [(r["batch"], r[f"{side}_{unit}"]) for r in chosen if f"{side}_{unit}" in r]
             if points:

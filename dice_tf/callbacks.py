@@ -78,7 +78,7 @@ class EpsilonCallback(keras.callbacks.Callback):
             )
         self.accountant = accountant
         self._spent = {}
-        self._samplers, self._epoch_is_one_pass = [], True
+        self._sources, self._epoch_is_one_pass, self._length = [], True, None
 
     def accounted_steps(self):
         """Returns the number of steps that epsilon counts.
@@ -86,6 +86,7 @@ class EpsilonCallback(keras.callbacks.Callback):
         Returns:
             Int: the steps made so far, and those that passes lack that were cut short.
         """
+        self._require_record()
         record = sampling_passes.read_record(self._optimizer)
         return self._iterations() + record["unfinished_steps"]
 
@@ -122,10 +123,12 @@ class EpsilonCallback(keras.callbacks.Callback):
             x: What `fit` received as `x`.
             steps_per_epoch: What `fit` received so, or `None`.
         """
-        self._samplers = multi_worker.samplings(x)
+        self._sources = multi_worker.sampling_sources(x)
+        length = fit_data.known_cardinality(x)
         self._epoch_is_one_pass = not isinstance(x, tf.distribute.DistributedDataset) and (
-            steps_per_epoch in (None, fit_data.known_cardinality(x))
+            steps_per_epoch in (None, length)
         )
+        self._length = length if steps_per_epoch is None else None
 
     def on_train_begin(self, logs=None):
         """Checks the optimizer.
@@ -148,6 +151,8 @@ class EpsilonCallback(keras.callbacks.Callback):
             # Not in `on_train_begin`, in which other callbacks load what they backed up.
             self._begin()
             self._has_begun = True
+        elif not self.sampling.amplified:
+            sampling_passes.close_open_pass(self._optimizer, self.sampling)
         self._epoch = epoch
         self._count = self.accounted_steps()
 
@@ -283,16 +288,34 @@ class EpsilonCallback(keras.callbacks.Callback):
         """Returns whether `fit` itself ends when this epoch has taken so many batches."""
         return self._epoch + 1 == self.params["epochs"] and batches == self.params["steps"]
 
-    def _check_record(self):
+    def _require_record(self):
         steps = self._iterations()
+        sampling_passes.build_optimizer(self.model)
+        if steps and not self._optimizer.built:
+            raise SamplingError(
+                f"The optimizer was loaded with {steps} steps, whose record it can take only when "
+                f"it knows the variables of model '{self.model.name}', which is not built. Call "
+                "`model.build(input_shape)` or the model on a batch, then ask again."
+            )
+
+    def _check_record(self):
+        self._require_record()
         if self._optimizer.built:
-            provenance.check_record(self._optimizer.sampling_record, steps, self.sampling)
+            record, steps = self._optimizer.sampling_record, self._iterations()
+            provenance.check_record(record, steps, self.sampling)
 
     def _check_provenance(self):
         self._check_record()
         taken, drawn = self._iterations() - self._steps_before, self._draws()
+        if taken < min(1, self._batches):
+            raise SamplingError(
+                f"This `fit` trained on {self._batches} batches, but {self._optimizer.name} made "
+                f"{taken} steps, so epsilon would leave some out. Compile the model with the "
+                "optimizer that trains it, and do not assign its `iterations`."
+            )
         fresh = self._batches if drawn is None else min(self._batches, drawn - self._draws_before)
         if taken > fresh:
+            sampling_passes.note_reused_draws(self._optimizer, taken - fresh)
             raise SamplingError(
                 f"Cannot account the run by {self.sampling!r}: this `fit` made {taken} steps, but "
                 f"had only {fresh} batches that were drawn for it. Pass the callback the very "
@@ -302,14 +325,18 @@ class EpsilonCallback(keras.callbacks.Callback):
 
     def _draws(self):
         """Returns the number of batches drawn so far by what `fit` trains on, if that is known."""
-        samplers = [self.sampling] if self.sampling.amplified else self._samplers
-        return sum(sampling.draws for sampling in samplers) if samplers else None
+        if not self.sampling.amplified:
+            return sum(draws for _, [draws] in self._sources) if self._sources else None
+        mine = [draws for sampling, [draws] in self._sources if sampling is self.sampling]
+        return sum(mine) if mine else self.sampling.draws
 
     def _check_steps_per_epoch(self):
         steps, declared = self.params["steps"], self.sampling.steps_per_epoch
-        if steps != declared:
+        # Keras may limit the steps of an epoch, `keras.config.set_max_steps_per_epoch`.
+        if steps != declared or self._length not in (None, steps):
             raise SamplingError(
-                f"`fit` takes {steps or 'an unknown number of'} steps per epoch, but "
+                f"`fit` takes {steps or 'an unknown number of'} steps per epoch"
+                f"{f' of {self._length} batches' if self._length else ''}, but "
                 f"{self.sampling!r} visits every example once in {declared} steps of "
                 f"{self.sampling.expected_batch_size} examples. Declare the true `num_examples`, "
                 f"pass batch_size={self.sampling.expected_batch_size} to `fit` or batch the data "

@@ -62,11 +62,11 @@ def with_class_weights(batches, class_weight):
         class_weight: Dict from class to a weight that is at least 0, as in `fit`.
 
     Raises:
-        SamplingError: If a weight is negative.
+        SamplingError: If it is no such dict.
     """
-    if any(weight < 0 for weight in class_weight.values()):
+    if not isinstance(class_weight, dict) or any(w < 0 for w in class_weight.values()):
         raise SamplingError(
-            "Argument `class_weight` must hold weights that are at least 0. "
+            "Argument `class_weight` must be a dict from classes to weights that are at least 0. "
             f"Received: class_weight={class_weight!r}."
         )
     weigh = make_class_weight_map_fn(class_weight)

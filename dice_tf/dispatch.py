@@ -14,6 +14,7 @@ import functools
 import inspect
 import itertools
 import threading
+import weakref
 
 import keras
 import tensorflow as tf
@@ -38,6 +39,9 @@ from dice_tf.training import (
 )
 
 _lock = threading.Lock()
+
+# Keras model -> the private optimizer whose steps its train function takes.
+_traced_for = weakref.WeakKeyDictionary()
 
 
 def install():
@@ -94,12 +98,13 @@ def _fit(stock_fit):
         multi_worker.align_samplers(self, x)
         multi_worker.check_workers_agree(self)
         callbacks = shared_backups.share_backups(self, given.get("callbacks"))
-        given["callbacks"] = sampling_passes.with_passes(self, callbacks, samplings)
         budgets = [
             callback
-            for callback in sampling_passes.listed(given["callbacks"])
+            for callback in sampling_passes.listed(callbacks)
             if isinstance(callback, EpsilonCallback)
         ]
+        unaccounted = fit_data.unaccounted_pass(given, samplings, budgets)
+        given["callbacks"] = sampling_passes.with_passes(self, callbacks, samplings, unaccounted)
         for budget in budgets:
             budget.note_data(x, given.get("steps_per_epoch"))
         fit_data.check_dense(x)
@@ -147,10 +152,14 @@ def _make_function(stock_make):
 def _make_train_function(stock_make):
     def make_train_function(self, force=False):
         private = _has_private_optimizer(self)
+        before = _traced_for.pop(self, None)
         if private:
             distribution.check_compilation(self)
             forget_outdated_checks(self)
-        stock_make(self, force)
+            # Keras keeps the function when another optimizer is assigned without `compile`.
+            force = force or before is None or before() is not self.optimizer
+            _traced_for[self] = weakref.ref(self.optimizer)
+        stock_make(self, force or (before is not None and not private))
         if private and not hasattr(self.train_function, "checks_first"):
             self.train_function = _checking_first(self, self.train_function)
         return self.train_function
@@ -193,10 +202,19 @@ def _one_step_at_a_time(model, function):
 
 def _checking_first(model, function):
     """Wraps a train function so that workers, then gradients, are checked before it steps."""
-    first_call = [True]
+    first_call, optimizer = [True], weakref.ref(model.optimizer)
 
     @functools.wraps(function)
     def train_function(iterator):
+        if model.optimizer is not optimizer():
+            raise OptimizerArgumentError(
+                f"The optimizer of model '{model.name}' was exchanged while it trains, but the "
+                "compiled step is still that of the old one, whose steps nobody would count. "
+                f"Received: optimizer={type(model.optimizer).__name__}. Call `compile` with the "
+                "new optimizer, then `fit`."
+            )
+        # At every step, because TensorFlow takes new settings to steps that it compiled before.
+        precision.check_float32_products()
         if first_call:
             # Once more than `fit` does: callbacks may have restored a state since.
             multi_worker.check_workers_agree(model)

@@ -13,8 +13,10 @@ import warnings
 import keras
 import tensorflow as tf
 
+from dice_tf import provenance
 from dice_tf.errors import SamplingError
 from dice_tf.metrics import present_examples
+from dice_tf.sampling import ShuffledEpochs
 
 # By this text an error is known again that comes out of `tf.data`.
 _TOO_MANY_ROWS = "an epoch holds more rows than there are examples"
@@ -31,6 +33,33 @@ def known_cardinality(x):
         return None
     cardinality = int(x.cardinality())
     return cardinality if cardinality >= 0 else None
+
+
+def unaccounted_pass(given, samplings, budgets):
+    """Returns what to record of a `fit` whose data neither one sampler draws nor a callback checks.
+
+    Args:
+        given: Dict of the arguments of `fit`.
+        samplings: Objects of `dice_tf.sampling` that draw its data.
+        budgets: Each `EpsilonCallback` of this `fit`.
+
+    Returns:
+        The `ShuffledEpochs` that it is if the data are arrays; the name of its epochs if only
+        their length is known; `provenance.SEVERAL` if an epoch need not be one pass, or of
+        several samplers. `None` if there is nothing to record.
+    """
+    x, rows = given["x"], _count_array_rows(given)
+    steps = x.num_batches if isinstance(x, keras.utils.PyDataset) else known_cardinality(x)
+    if len(samplings) > 1:
+        return provenance.SEVERAL
+    if samplings or budgets:
+        return None
+    if given.get("steps_per_epoch") not in (None, steps):
+        return provenance.SEVERAL
+    if rows:
+        batch_size = given.get("batch_size") or _DEFAULT_BATCH_SIZE
+        return ShuffledEpochs(rows, min(rows, batch_size))
+    return provenance.epochs_name(steps) if steps else provenance.SEVERAL
 
 
 def check_dense(x):

@@ -209,22 +209,36 @@ def join_workers(sampling):
     return strategy.num_replicas_in_sync
 
 
-def mark_as_sampled(dataset, sampling):
-    """Marks a data set as one whose batches are the same on every worker, drawn by `sampling`."""
-    dataset.sampling_of_every_worker = sampling
+def mark_as_sampled(dataset, sampling, draws):
+    """Marks a data set as one whose batches are the same on every worker, drawn by `sampling`.
+
+    Args:
+        dataset: A `tf.data.Dataset`.
+        sampling: Object of `dice_tf.sampling`.
+        draws: List that holds the number of batches drawn for this data set.
+    """
+    dataset.sampling_of_every_worker = sampling, draws
 
 
-def samplings(dataset):
-    """Returns the sampling objects behind a data set; none if some of it is not from one.
+def sampling_sources(dataset):
+    """Returns the data sets of samplers behind a data set; none if some of it is not from one.
 
     Args:
         dataset: What `fit` received as `x`.
+
+    Returns:
+        List of pairs of a sampling object and the list that `mark_as_sampled` received.
     """
     if hasattr(dataset, "sampling_of_every_worker"):
         return [dataset.sampling_of_every_worker]
     inputs = dataset._inputs() if isinstance(dataset, tf.data.Dataset) else []
-    found = [samplings(parent) for parent in inputs]
+    found = [sampling_sources(parent) for parent in inputs]
     return sum(found, []) if all(found) else []
+
+
+def samplings(dataset):
+    """Returns the sampling objects behind a data set, see `sampling_sources`."""
+    return [sampling for sampling, _ in sampling_sources(dataset)]
 
 
 def with_vector_logs(model, step_function):

@@ -11,6 +11,7 @@ update by more than the mechanism assumes.
 
 import functools
 import os
+import re
 import warnings
 
 import tensorflow as tf
@@ -24,6 +25,7 @@ _ENVIRONMENT = (
     "DNNL_DEFAULT_FPMATH_MODE",
     "DNNL_ACL_ENABLE_FAST_MATH",
 )
+_IGNORES_NANS = re.compile("fast_math_honor_(nans|infs)=(false|0)", re.IGNORECASE)
 
 
 def use_float32_products():
@@ -42,8 +44,9 @@ def check_float32_products():
     """Refuses to take a private step with products that are rounded.
 
     Raises:
-        GradientEngineError: If TensorFloat-32 was turned on again and there is a GPU, or if
-            TensorFlow or the processor is told to compute float32 products in half precision.
+        GradientEngineError: If TensorFloat-32 was turned on again and there is a GPU, if
+            TensorFlow or the processor is told to compute float32 products in half precision, or
+            if XLA is told that there is neither nan nor inf.
     """
     if _gpu_rounds_products():
         raise GradientEngineError(
@@ -62,6 +65,7 @@ def check_float32_products():
             "to False; for speed use the dtype policy 'mixed_bfloat16', whose norms are computed "
             "in float32."
         )
+    _check_xla_flags()
     if _host_rounds_products():
         given = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         raise GradientEngineError(
@@ -69,6 +73,16 @@ def check_float32_products():
             f"gradients would be underestimated. Received: environment variables {given}. Start "
             "Python without them; for speed use the dtype policy 'mixed_bfloat16', whose norms are "
             "computed in float32."
+        )
+
+
+def _check_xla_flags():
+    flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if _IGNORES_NANS.search(flag)]
+    if flags:
+        raise GradientEngineError(
+            "XLA is told that there are no numbers like nan and inf, and would leave out the tests "
+            "by which a gradient that is not finite contributes nothing. Received: environment "
+            f"variable XLA_FLAGS with {flags}. Start Python without them."
         )
 
 

@@ -27,6 +27,7 @@ import numpy as np
 import tensorflow as tf
 
 from dice_tf import distribution, noise
+from dice_tf.errors import PlainGradientsError
 
 _PREFIX = "private_"
 # What `sampler` holds: digest of the sampling object's parameters (0: none), its 128 bits of
@@ -54,8 +55,8 @@ class PrivateState:
         self.error_step = None
         self.errors = []
         self.sampler = None
-        # What was loaded into an optimizer that is not built yet.
-        self.to_load = None
+        # What was loaded into an optimizer that is not built yet, and the record it begins with.
+        self.to_load = self.first_record = None
         # What `continue_sampling` last wrote there; anything else came from a file.
         self.sampler_in_use = [0] * SAMPLER_SIZE
 
@@ -201,6 +202,9 @@ def continue_sampling(model, sampling):
         Whether the next batch follows on the last step. `False` on a fresh run, without
         `save_errors=True`, and if the sampling has other parameters than the stored one.
 
+    Raises:
+        PlainGradientsError: If the optimizer is not private.
+
     Example:
 
     >>> import dice_tf, keras
@@ -212,7 +216,12 @@ def continue_sampling(model, sampling):
     >>> continue_sampling(model, sampling)  # From the start.
     False
     """
-    optimizer = model.optimizer
+    optimizer = getattr(model, "optimizer", None)
+    if not hasattr(optimizer, "save_errors"):
+        raise PlainGradientsError(
+            "Only a run with a private optimizer has a position in its draws to continue from. "
+            f"Received: optimizer={type(optimizer).__name__}."
+        )
     if not optimizer.save_errors or not model.built:
         return False
     if not optimizer.built:

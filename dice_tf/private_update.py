@@ -28,6 +28,7 @@ from dice_tf.errors import (
     ModelError,
     OptimizerArgumentError,
     PlainGradientsError,
+    SamplingError,
 )
 from dice_tf.mechanism import DiceMechanism
 
@@ -182,9 +183,12 @@ class PrivateUpdate:
             np.zeros(private_checkpoints.SAMPLER_SIZE), dtype="int64", trainable=False,
             aggregation="only_first_replica", name="sampler",
         )  # fmt: skip
+        first = self._private.first_record
         self._sampling_record = self.add_variable(
             shape=(provenance.RECORD_SIZE,),
-            initializer=keras.initializers.Constant(provenance.initial_record()),
+            initializer=keras.initializers.Constant(
+                provenance.initial_record() if first is None else first
+            ),
             dtype="int32",
             name="sampling_record",
             aggregation="only_first_replica",
@@ -328,7 +332,8 @@ class PrivateUpdate:
         """Loads what there is; the error starts from 0 unless the file is private.
 
         Raises:
-            SamplingError: If the file has a sampling record of another version.
+            SamplingError: If the file has a sampling record of another version, or is of an
+                optimizer with other variables.
         """
         if not self.built:
             # Keras would drop it all with a warning, and with it the steps that epsilon counts.
@@ -336,6 +341,15 @@ class PrivateUpdate:
             self._iterations.assign(self._private.to_load.get("0", 0))
             return
         private, released = self._private, private_checkpoints.released(store)
+        if len(released) != len(self.variables):
+            # Keras would load the model's weights alone, with a warning.
+            raise SamplingError(
+                f"The optimizer in this file has {len(released)} variables, and this one "
+                f"({type(self).__name__}) has {len(self.variables)}, so it cannot take over the "
+                "count of steps that epsilon needs. Compile with the arguments of the saved one "
+                "(momentum, `use_ema`, ...), or load the model with `compile=False` and add the "
+                "epsilon and delta of its training to those of the next."
+            )
         for number, variable in enumerate(self.variables):
             if variable is self._sampling_record and str(number) in released:
                 provenance.check_layout(released[str(number)])

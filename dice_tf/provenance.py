@@ -31,7 +31,7 @@ from dice_tf.errors import SamplingError
 # after the last. `unfinished_steps`: steps of a pass over the data that was cut short,
 # which the accountant counts although they were never made. `assignment`: name of the
 # group assignment in use, -1 before the first. `sampling`: `sampling_name` of all steps
-# of a known origin, `_UNKNOWN` before the first, `_SEVERAL` if they have not the same.
+# of a known origin, `_UNKNOWN` before the first, `SEVERAL` if they have not the same.
 # `seeded_steps`: steps whose noise came from a `noise_seed`.
 RECORD_FIELDS = (
     "steps",
@@ -46,7 +46,7 @@ RECORD_FIELDS = (
 )
 RECORD_SIZE = len(RECORD_FIELDS)
 _NO_CYCLE = np.iinfo(np.int32).max
-_UNKNOWN, _SEVERAL = -1, -2
+_UNKNOWN, SEVERAL = -1, -2
 _NEGATIVE_ZERO_BITS = np.iinfo(np.int32).min
 
 
@@ -116,7 +116,7 @@ def sampling_name(sampling):
     """
     facts = (type(sampling).__name__, sampling.num_examples, sampling.expected_batch_size,
              sampling.num_groups)  # fmt: skip
-    return int.from_bytes(hashlib.sha256(repr(facts).encode()).digest()[:4], "little") >> 1
+    return _digest(facts)
 
 
 def join_sampling(fields, sampling):
@@ -124,23 +124,48 @@ def join_sampling(fields, sampling):
 
     Args:
         fields: Dictionary with the keys `RECORD_FIELDS`.
-        sampling: Object of `dice_tf.sampling`.
+        sampling: Object of `dice_tf.sampling`, or `SEVERAL`, or an `epochs_name`.
 
     Returns:
         Dictionary with the same keys.
     """
-    name = sampling_name(sampling)
-    if fields["steps"] and fields["sampling"] not in (_UNKNOWN, name):
-        name = _SEVERAL
+    name = sampling if isinstance(sampling, int) else sampling_name(sampling)
+    known = fields["sampling"]
+    if fields["steps"] and known != _UNKNOWN and known not in _names(sampling):
+        name = SEVERAL
     return dict(fields, sampling=name)
+
+
+def epochs_name(steps):
+    """Returns the name of data in any order of which only the length of an epoch is known.
+
+    Args:
+        steps: Int, number of batches in an epoch.
+
+    Returns:
+        Int in [0, 2**31).
+    """
+    return _digest(("epochs", steps))
+
+
+def _names(sampling):
+    """Returns the names of data that `sampling` accounts for."""
+    if isinstance(sampling, int):
+        return (sampling,)
+    names = sampling_name(sampling)
+    return (names,) if sampling.amplified else (names, epochs_name(sampling.steps_per_epoch))
+
+
+def _digest(facts):
+    return int.from_bytes(hashlib.sha256(repr(facts).encode()).digest()[:4], "little") >> 1
 
 
 def count_marks(sample_weight):
     """Counts the negative zeros among the sample weights of a batch.
 
     Args:
-        sample_weight: Float tensor `[batch]`, a nest of them (the first leaf counts, in
-            rows whose other weights are 0 as well), or `None`.
+        sample_weight: Float tensor `[batch]`, a nest of them (the first leaf counts), or
+            `None`. In rows with another weight than 0 none is counted.
 
     Returns:
         Int32 scalar tensor. With several replicas, add up their counts.
@@ -153,11 +178,12 @@ def count_marks(sample_weight):
     leaves = tf.nest.flatten(sample_weight)
     if not leaves or any(leaf is None for leaf in leaves):
         return tf.constant(0, tf.int32)
-    marked = tf.bitcast(tf.cast(leaves[0], tf.float32), tf.int32) == _NEGATIVE_ZERO_BITS
-    for leaf in leaves[1:]:
-        # Padding that one output trains on is no padding.
-        unused = tf.reduce_all(leaf == 0, axis=list(range(1, leaf.shape.rank)))
-        marked &= tf.reshape(unused, [-1] + [1] * (marked.shape.rank - 1))
+    of_rows = lambda leaf: list(range(1, leaf.shape.rank))
+    bits = tf.bitcast(tf.cast(leaves[0], tf.float32), tf.int32)
+    marked = tf.reduce_any(bits == _NEGATIVE_ZERO_BITS, of_rows(leaves[0]))
+    for leaf in leaves:
+        # Padding that one output or time step trains on is no padding.
+        marked &= tf.reduce_all(leaf == 0, of_rows(leaf))
     return tf.reduce_sum(tf.cast(marked, tf.int32))
 
 
@@ -227,11 +253,12 @@ def check_record(record, iterations, sampling):
             "which may draw an example several times in one epoch. Use one sampling object "
             "for the data set and for the accounting, from the first step of a run to its last."
         )
-    if seen["steps"] and seen["sampling"] not in (_UNKNOWN, sampling_name(sampling)):
+    if seen["steps"] and seen["sampling"] not in (_UNKNOWN, *_names(sampling)):
         raise SamplingError(
             f"Cannot account the run by {sampling!r}: some of its {iterations} steps were drawn by "
             "a sampling with other parameters (its class, `num_examples`, `expected_batch_size` or "
-            "`num_groups`), at which a step costs more or less. Compile the model with a new "
+            "`num_groups`; `fit` on arrays is `ShuffledEpochs` of their rows and its "
+            "`batch_size`), at which a step costs more or less. Compile the model with a new "
             "optimizer for the other sampling, and add up the epsilons and deltas of both "
             "trainings."
         )

@@ -211,9 +211,15 @@ class Sampling:
         fetch = row_fetcher(x, y, self.num_examples)
         weights = row_weights(sample_weight, self.num_examples)
         begin, draw, rows = self._plan(self.steps(epochs), multi_worker.join_workers(self))
+        draws = [0]
+
+        def counted_draw(iteration, step):
+            self._state.count_draw(draws)
+            return draw(iteration, step)
 
         def batch(iteration, step):
-            indices, base = tf.numpy_function(draw, [iteration, step], [tf.int64, tf.float32])
+            types = [tf.int64, tf.float32]
+            indices, base = tf.numpy_function(counted_draw, [iteration, step], types)
             indices, base = tf.ensure_shape(indices, [rows]), tf.ensure_shape(base, [rows])
             # Padding keeps the very bits of `base`: its zeros carry the provenance mark.
             weigh = lambda w: base if w is None else tf.where(base > 0, tf.gather(w, indices), base)
@@ -230,7 +236,7 @@ class Sampling:
         options = tf.data.Options()
         options.autotune.enabled = False
         data = data.with_options(options)
-        multi_worker.mark_as_sampled(data, self)
+        multi_worker.mark_as_sampled(data, self, draws)
         return data.apply(tf.data.experimental.assert_cardinality(self.steps_per_epoch)).prefetch(2)
 
     def _plan(self, planned_steps, replicas=1):
@@ -265,7 +271,6 @@ class Sampling:
             excess = max(0, len(drawn) + self.num_groups - smallest)
             size = smallest + increment * -(-excess // increment)
             indices = drawn if members is None else members[drawn]
-            self._state.count_draw()
             indices = padding.with_others(indices, self.num_examples, size, rng)
             return indices, padding.weights(size, len(drawn), marks=group + 1)
 
@@ -413,7 +418,6 @@ class ShuffledEpochs(Sampling):
             return rng.permutation(count)
 
         def draw(order, step):
-            self._state.count_draw()
             start = starts[int(step)]
             drawn = min(size, count - start)
             places = np.arange(start, start + padding.round_up(drawn, replicas))

@@ -43,14 +43,24 @@ def begin(model, sampling):
         sampling: The object whose `dataset` feeds the steps that follow.
     """
     optimizer = model.optimizer
-    if not optimizer.built and model.built:
-        # It takes what was loaded, and a record to write to.
-        with model.distribute_strategy.scope():
-            optimizer.build(model.trainable_variables)
+    build_optimizer(model)
     if not private_checkpoints.continue_sampling(model, sampling):
-        _close_open_pass(optimizer, sampling)
+        close_open_pass(optimizer, sampling)
     _write_record(optimizer, provenance.join_sampling(read_record(optimizer), sampling))
     _warn_of_discarded_steps(optimizer)
+
+
+def build_optimizer(model):
+    """Builds the optimizer of a built model: it takes what was loaded, and a record to write to."""
+    if model.built and not model.optimizer.built:
+        with model.distribute_strategy.scope():
+            model.optimizer.build(model.trainable_variables)
+
+
+def note_reused_draws(optimizer, steps):
+    """Records steps that used a batch which an earlier step had used, for good."""
+    record = read_record(optimizer)
+    _write_record(optimizer, dict(record, disordered_steps=record["disordered_steps"] + steps))
 
 
 def note_assignment(optimizer, sampling):
@@ -61,7 +71,7 @@ def note_assignment(optimizer, sampling):
     _write_record(optimizer, record)
 
 
-def with_passes(model, callbacks, samplings):
+def with_passes(model, callbacks, samplings, unaccounted=None):
     """Returns the callbacks of `fit`, and one that begins its pass.
 
     `EpsilonCallback` does so, too, but need not be there in every `fit` of a run.
@@ -70,13 +80,17 @@ def with_passes(model, callbacks, samplings):
         model: Compiled Keras model with a private optimizer.
         callbacks: What `fit` received: `None`, a callback, a nest of them or a `CallbackList`.
         samplings: List of the sampling objects behind the data of this `fit`.
+        unaccounted: What to record of this `fit`, from `fit_data.unaccounted_pass`.
 
     Returns:
-        The callbacks for Keras; as they are, if not one sampling object feeds this `fit`.
+        The callbacks for Keras.
     """
-    if len(samplings) != 1:
+    if unaccounted is not None:
+        added = _NotePass(unaccounted)
+    elif samplings:
+        added = _BeginPass(samplings[0])
+    else:
         return callbacks
-    added = _BeginPass(samplings[0])
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks.callbacks.append(added)
         callbacks.set_model(model)
@@ -131,14 +145,42 @@ class _BeginPass(keras.callbacks.Callback):
             # Not in `on_train_begin`, in which other callbacks load what they backed up.
             begin(self.model, self._sampling)
             self._has_begun = True
+        elif not self._sampling.amplified:
+            close_open_pass(self.model.optimizer, self._sampling)
 
     def on_epoch_end(self, epoch, logs=None):
         note_assignment(self.model.optimizer, self._sampling)
 
 
+class _NotePass(keras.callbacks.Callback):
+    """Records what a `fit` showed that nobody accounts, for a callback in a later one."""
+
+    async_safe = True
+
+    def __init__(self, shown):
+        super().__init__()
+        self._shown = shown
+
+    def on_epoch_begin(self, epoch, logs=None):
+        build_optimizer(self.model)
+        if not isinstance(self._shown, int):
+            close_open_pass(self.model.optimizer, self._shown)
+        self._note()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._note()
+
+    def _note(self):
+        optimizer = self.model.optimizer
+        _write_record(optimizer, provenance.join_sampling(read_record(optimizer), self._shown))
+
+
 def _write_record(optimizer, fields):
+    record = provenance.pack_record(fields)
     if optimizer.built:
-        optimizer.sampling_record.assign(provenance.pack_record(fields))
+        optimizer.sampling_record.assign(record)
+    else:
+        optimizer._private.first_record = record
 
 
 def _warn_of_discarded_steps(optimizer):
@@ -151,12 +193,19 @@ def _warn_of_discarded_steps(optimizer):
             f"This process took {discarded} steps that are not in epsilon: weights of an earlier "
             "step were loaded after them. That is right if nothing of these steps was released or "
             "used for a decision. Otherwise compute the epsilon of all steps by "
-            "`accounting.compute_epsilon`.",
+            "`accounting.compute_epsilon`; if they were loaded from a private checkpoint, whose draws "
+            "repeat, as docs/saving.md has it for files that are loaded twice.",
             stacklevel=2,
         )
 
 
-def _close_open_pass(optimizer, sampling):
+def close_open_pass(optimizer, sampling):
+    """Counts a pass that was cut short as finished, and forgets what it would have fed back.
+
+    Args:
+        optimizer: A private optimizer.
+        sampling: The object that draws the steps that follow.
+    """
     steps = int(optimizer.iterations.numpy())
     if not steps:
         return

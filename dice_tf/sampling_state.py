@@ -62,10 +62,11 @@ class SamplingState:
             self.iterations += self.offset > 0
             self.offset, self.numbered = 0, True
 
-    def count_draw(self):
-        """Counts one batch."""
+    def count_draw(self, of_data_set):
+        """Counts one batch, also in the list of one number that the data set has."""
         with self.lock:
             self.draws += 1
+            of_data_set[0] += 1
 
     def watch(self, position, on_gap):
         """Calls `on_gap`, once, when the draw at or after `position` is left out."""

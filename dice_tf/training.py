@@ -64,6 +64,7 @@ def private_train_step(model, data):
     sums = _gradient_sums(model, optimizer, x, y, sample_weight)
     if all(head is None for head in sums.head):
         raise ModelError(f"The loss of model '{model.name}' depends on no trainable variable.")
+    _check_same_gradients(model, sums)
     variables = model.trainable_variables
     penalty, penalty_gradients = loss.regularization_gradients(variables)
     optimizer.apply_private_update(
@@ -160,12 +161,13 @@ def is_private(optimizer):
 
 
 def _private_optimizer(model):
-    if not is_private(model.optimizer):
+    optimizer = getattr(model, "optimizer", None)
+    if not is_private(optimizer):
         raise PlainGradientsError(
             "A private step needs a model compiled with a private optimizer. Received: "
-            f"optimizer={type(model.optimizer).__name__}. Compile with DiceSGDOptimizer(...)."
+            f"optimizer={type(optimizer).__name__}. Compile with DiceSGDOptimizer(...)."
         )
-    return model.optimizer
+    return optimizer
 
 
 def _unpack(model, data):
@@ -207,6 +209,7 @@ def _prepare(model, optimizer, x, y, sample_weight):
     """Builds what is not built and refuses what cannot be private."""
     compiled_loss = loss.compiled_loss(model)
     x, y, sample_weight = (_to_symbolic(part) for part in (x, y, sample_weight))
+    loss.check_weights(model, y, sample_weight)
     if not all(layer.built for layer in model._flatten_layers()):
         keras.src.backend.compute_output_spec(model, x, training=False)
     if not model.trainable_variables:
@@ -223,10 +226,30 @@ def _prepare(model, optimizer, x, y, sample_weight):
             settings=_settings(model),
             compared=False,
             batches_tried=0,
+            with_gradients=None,
         )
     if not optimizer.built:
         with tf.init_scope():
             optimizer.build(model.trainable_variables)
+
+
+def _check_same_gradients(model, sums):
+    """Refuses a step in which other variables have gradients: only those get noise."""
+    checks, now = _checked[model], [head is not None for head in sums.head]
+    before = now if checks.with_gradients is None else checks.with_gradients
+    changed = [
+        variable.path
+        for variable, was, has in zip(model.trainable_variables, before, now, strict=True)
+        if was != has
+    ]
+    if changed:
+        raise ModelError(
+            f"Variables {changed} of model '{model.name}' have gradients in some batches and none "
+            "in others. A variable gets noise with its gradient, so whether it moves would tell "
+            "about a batch. Let every step use them: multiply a part by 0 in place of leaving it "
+            "out."
+        )
+    checks.with_gradients = now
 
 
 def _parts(model):

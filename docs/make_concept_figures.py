@@ -55,10 +55,11 @@ def plot_promise(path):
         most = most_true_positives(epsilon, rates)
         axes.plot(rates, most, color=color, linestyle=dashes, linewidth=2, label=label)
     axes.plot(rates, rates, color=GREY, linewidth=1, label="guessing ($\\varepsilon$ = 0)")
-    axes.set_xlabel("false accusations: the example was not there")
-    axes.set_ylabel("right accusations, at most")
+    axes.set_xlabel("rate of false accusations (the example was not there)")
+    axes.set_ylabel("largest rate of right accusations")
     axes.set_xlim(-0.02, 1)
     axes.set_ylim(0, 1.02)
+    axes.set_title("$\\delta$ = 1e-5", fontsize=10)
     axes.legend(frameon=False, loc="lower right")
     style(axes)
     figure.savefig(path, dpi=110)
@@ -101,7 +102,7 @@ def plot_step(path, threshold=0.8, noise_multiplier=1.0):
     sums = clipped(gradients, threshold)
     without, present = sums[:-1].sum(axis=0), sums.sum(axis=0)
     axes = panels[2]
-    for centre, color, label in ((without, BLUE, "without"), (present, RED, "with the example")):
+    for centre, color, label in ((without, BLUE, "without it"), (present, RED, "with the example")):
         axes.plot(*centre, "o", color=color, label=label)
         for radius in (1, 2):
             radius *= noise_multiplier * threshold
@@ -110,8 +111,10 @@ def plot_step(path, threshold=0.8, noise_multiplier=1.0):
     axes.set_xlim(without[0] - 2.6, without[0] + 2.2)
     axes.set_ylim(without[1] - 2.9, without[1] + 2.8)
     axes.set_title("3. sum; noise of 1 and 2 std. dev.", fontsize=10)
-    for axes in panels:
+    for axes, what in zip(panels, ("gradient", "clipped gradient", "noisy sum")):
         axes.set_aspect("equal")
+        axes.set_xlabel(f"{what}, weight 1")
+        axes.set_ylabel(f"{what}, weight 2")
     style(*panels)
     figure.savefig(path, dpi=110)
 

@@ -275,10 +275,11 @@ def _draw(grid, results, settings, title, folder):
     labels = {
         "l2_norm_clip": "threshold of gradients, $C_1$",
         "error_norm_clip": "threshold of residuals, $C_2$",
-        "learning_rate": "learning rate, in units of $C_1$"
+        "learning_rate": "learning rate, for directions divided by $C_1$"
         if getattr(settings, "rescale_to_unit_norm", False)
         else "learning rate",
     }
+    seeds = len({cell.seed for cell in grid.cells})
     path = folder / f"ablation_{grid.name}.png"
     plots.plot_heat_map(
         path,
@@ -288,7 +289,7 @@ def _draw(grid, results, settings, title, folder):
         xlabel=labels[grid.column],
         ylabel=labels[grid.row],
         title=f"{title}: {grid.title}, $\\varepsilon$ = {settings.epsilon:g}, "
-        f"$\\delta$ = {settings.delta:g}, {len({cell.seed for cell in grid.cells})} seed(s)",
+        f"$\\delta$ = {settings.delta:g}, {seeds} seed{'s' * (seeds > 1)}",
         value_label="accuracy on held-out\ntraining data in %",
     )
     print(f"Wrote {path}")

@@ -206,6 +206,23 @@ def test_epsilon_in_a_loop_is_that_of_steps_on_the_batches_drawn():
         callback.epsilon()
 
 
+class RecordOfSteps:
+    """The sampling record of an optimizer that made `count` steps."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def numpy(self):
+        fields = provenance.unpack_record(provenance.initial_record())
+        return provenance.pack_record(dict(fields, steps=self.count.numpy()))
+
+    def __array__(self, dtype=None, copy=None):
+        return self.numpy()
+
+    def assign(self, record):
+        assert provenance.unpack_record(record)["steps"] == self.count.numpy()
+
+
 def test_epsilon_is_computed_seldom(monkeypatch):
     calls = []
     monkeypatch.setattr(
@@ -215,11 +232,13 @@ def test_epsilon_is_computed_seldom(monkeypatch):
     count = types.SimpleNamespace(numpy=lambda: callback.made)
     callback = EpsilonCallback(ShuffledEpochs(10_000 * B, B), 1e-9, target_epsilon=2.0)
     callback.made = 0
-    optimizer = types.SimpleNamespace(mechanism=mechanism, iterations=count, built=False)
-    optimizer.save_errors = False
+    optimizer = types.SimpleNamespace(mechanism=mechanism, iterations=count, built=True)
+    optimizer.save_errors, optimizer.errors = False, []
+    optimizer.sampling_record = RecordOfSteps(count)
+    optimizer._private = types.SimpleNamespace(process_draws=count)
     callback.set_model(
         types.SimpleNamespace(
-            optimizer=optimizer, steps_per_execution=1, stop_training=False, built=False
+            optimizer=optimizer, steps_per_execution=1, stop_training=False, built=True
         )
     )
     callback.set_params({"epochs": 5, "steps": 10_000})

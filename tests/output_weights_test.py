@@ -102,6 +102,24 @@ def test_an_output_that_is_left_out_is_refused(sampled):
         make().fit(data, verbose=0)
 
 
+@pytest.mark.parametrize(
+    "y, weights, received",
+    [
+        (NAMED, {"b": WEIGHTS}, r"none for \['a'\]"),
+        (NAMED, (WEIGHTS, WEIGHTS), "a tuple of weights, and y as dict"),
+        ((A, LABELS), {"a": WEIGHTS, "b": WEIGHTS}, "a dict of weights, and y as tuple"),
+        ((A, LABELS), (WEIGHTS,), r"none for \[1\]"),
+    ],
+)
+@pytest.mark.parametrize("trained_before", [True, False])
+def test_weights_of_another_structure_are_refused(y, weights, received, trained_before):
+    model, sampling = make(named=y is NAMED), PoissonSampling(N, B)
+    if trained_before:
+        model.fit(sampling.dataset(X, y), verbose=0)
+    with pytest.raises(LossError, match=received):
+        model.fit(sampling.dataset(X, y, weights), verbose=0)
+
+
 @pytest.mark.parametrize("weight_of_b", ["ones", "none", "same"])
 def test_amplification_is_refused_if_an_output_trains_on_padding(weight_of_b):
     sampling = PoissonSampling(N, B)

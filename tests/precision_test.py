@@ -34,11 +34,11 @@ except GradientEngineError as error:
 """
 
 
-def train():
+def train(**arguments):
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     optimizer = DiceSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8)
     model.compile(optimizer, "mse")
-    model.fit(np.ones((8, 4)), np.ones((8, 1)), batch_size=8, verbose=0)
+    model.fit(np.ones((8, 4)), np.ones((8, 1)), batch_size=8, verbose=0, **arguments)
 
 
 @pytest.mark.parametrize("mode", [None, "BF16"])
@@ -84,6 +84,35 @@ def test_a_rewrite_to_half_precision_is_refused(option):
     finally:
         tf.config.optimizer.set_experimental_options({option: False})
     train()
+
+
+def test_a_rewrite_that_begins_between_steps_is_refused():
+    option = "auto_mixed_precision_onednn_bfloat16"
+    switch = lambda on: tf.config.optimizer.set_experimental_options({option: on})
+    begin = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: switch(epoch > 0))
+    try:
+        with pytest.raises(GradientEngineError, match="rewrite float32"):
+            train(epochs=2, callbacks=[begin])
+    finally:
+        switch(False)
+
+
+@pytest.mark.parametrize(
+    "flags, refused",
+    [
+        ("", False),
+        ("--xla_cpu_enable_fast_math=true", False),
+        ("--xla_cpu_enable_fast_math=true --xla_cpu_fast_math_honor_nans=false", True),
+        ("--xla_cpu_fast_math_honor_infs=FALSE", True),
+        ("--xla_cpu_fast_math_honor_nans=true", False),
+    ],
+)
+def test_xla_without_nan_and_inf_is_refused(monkeypatch, flags, refused):
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    if not refused:
+        return precision.check_float32_products()
+    with pytest.raises(GradientEngineError, match="XLA_FLAGS with .*honor_"):
+        precision.check_float32_products()
 
 
 if __name__ == "__main__":

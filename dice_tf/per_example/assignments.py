@@ -12,11 +12,13 @@ import re
 import keras
 import tensorflow as tf
 
-# Operations that change a variable or a table; `ScatterNd` and `TensorScatter...` make new tensors.
+# Operations that change a variable, a table, a queue or the like; `ScatterNd` and
+# `TensorScatter...` make new tensors.
 _CHANGES_STATE = re.compile(
     "Assign|^Resource.*(Scatter|Apply)"
     "|^Scatter(Add|Sub|Mul|Div|Min|Max|Update|NdAdd|NdSub|NdUpdate)$"
     "|^(Lookup|Mutable|Dense).*(Insert|Import|Remove)"
+    "|^(Queue|Stack|Barrier).*(Enqueue|Dequeue|Push|Pop|Insert|Take)|^(Ordered)?(Map)?(Uns|S)tage$"
 )
 
 

@@ -97,7 +97,6 @@ def check_losses(model, y, y_pred, sample_weight):
         LossError: Naming the loss, what is wrong with it and what to do.
     """
     compiled = compiled_loss(model)
-    _check_outputs_have_weights(model, y, sample_weight)
     for loss in keras.tree.flatten(compiled._user_loss):
         _refuse_coupled_loss(loss)
     if not compiled.built:
@@ -118,6 +117,33 @@ def check_losses(model, y, y_pred, sample_weight):
             f"The loss of model '{model.name}' assigns {assigned}. What a loss keeps of one batch "
             "changes the gradients of later ones, without clipping or noise. Compute the loss of "
             "an example from its own targets and outputs alone."
+        )
+
+
+def check_weights(model, y, sample_weight):
+    """Raises if weights of several outputs are not structured as the targets are.
+
+    Args:
+        model: A Keras model, named in the error.
+        y: Targets of a batch.
+        sample_weight: `None`, a tensor, or a structure of them.
+
+    Raises:
+        LossError: Saying what is missing.
+    """
+    keys = lambda part: set(part) if isinstance(part, dict) else set(range(len(part)))
+    nested = [isinstance(part, (dict, list, tuple)) for part in (y, sample_weight)]
+    if not nested[1] or (isinstance(sample_weight, (list, tuple)) and not nested[0]):
+        return
+    received = None
+    if not nested[0] or isinstance(y, dict) != isinstance(sample_weight, dict):
+        received = f"a {type(sample_weight).__name__} of weights, and y as {type(y).__name__}"
+    elif keys(y) - keys(sample_weight):
+        received = f"none for {sorted(keys(y) - keys(sample_weight))}"
+    if received:
+        raise LossError(
+            "Argument `sample_weight` must have an entry for every output of model "
+            f"'{model.name}' in `y`. Received: {received}. An entry `None` is weight 1."
         )
 
 
@@ -168,16 +194,6 @@ def compiled_loss(model):
             "training needs one loss value per example: pass `loss=...` to `compile`."
         )
     return compiled
-
-
-def _check_outputs_have_weights(model, y, sample_weight):
-    both_named = isinstance(y, dict) and isinstance(sample_weight, dict)
-    missing = sorted(y.keys() - sample_weight.keys()) if both_named else []
-    if missing:
-        raise LossError(
-            f"Argument `sample_weight` must have an entry for every output of model "
-            f"'{model.name}' in `y`. Received: none for {missing}. An entry `None` is weight 1."
-        )
 
 
 def _evaluate(model, y, y_pred, sample_weight, check=None):

@@ -1,0 +1,302 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Epsilon of a run whose earlier steps the callback did not see, or saw go wrong."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from dice_tf import provenance, sampling_passes
+from dice_tf.accounting import compute_epsilon
+from dice_tf.callbacks import EpsilonCallback
+from dice_tf.errors import OptimizerArgumentError, PlainGradientsError, SamplingError
+from dice_tf.optimizers import DiceSGDOptimizer
+from dice_tf.private_checkpoints import continue_sampling
+from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, ShuffledEpochs
+from dice_tf.training import private_train_step
+
+N, B, DELTA = 80, 10, 1e-3
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(N, 3)).astype("float32")
+Y = RANDOM.normal(size=(N, 1)).astype("float32")
+
+
+def make(built=True, **arguments):
+    keras.utils.set_random_seed(0)
+    layers = [keras.Input((3,))] if built else []
+    model = keras.Sequential([*layers, keras.layers.Dense(2), keras.layers.Dense(1)])
+    arguments = {"noise_multiplier": 5.0, **arguments}
+    model.compile(DiceSGDOptimizer(0.1, l2_norm_clip=1.0, expected_batch_size=B, **arguments), "mse")
+    return model
+
+
+def fit(model, *data, **arguments):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.fit(*data, verbose=0, **arguments)
+
+
+def asked(model, sampling):
+    callback = EpsilonCallback(sampling, DELTA)
+    callback.set_model(model)
+    return callback
+
+
+# --- Loaded into what is not built -------------------------------------------------
+
+
+def test_a_loaded_optimizer_is_asked_for_its_whole_record(tmp_path):
+    trained = make(noise_seed=1)
+    fit(trained, X, Y, batch_size=B, epochs=2)
+    trained.save_weights(tmp_path / "run.weights.h5")
+    loaded = make()
+    loaded.load_weights(tmp_path / "run.weights.h5")
+    assert not loaded.optimizer.built
+    for ask in ("epsilon", "statement"):
+        with pytest.raises(SamplingError, match="16 of 16 steps used batches"):
+            getattr(asked(loaded, PoissonSampling(N, B)), ask)()
+    statement = asked(loaded, ShuffledEpochs(N, B)).statement()
+    assert "NOT secret" in statement
+
+
+def test_steps_that_a_pass_lacks_are_loaded_as_well(tmp_path):
+    sampling, trained = CyclicPoissonSampling(N, B), make()
+    fit(trained, sampling.dataset(X, Y), steps_per_epoch=3, epochs=1)
+    fit(trained, sampling.dataset(X, Y))
+    counted = asked(trained, sampling).accounted_steps()
+    assert counted == 3 + 1 + 8
+    trained.save_weights(tmp_path / "run.weights.h5")
+    loaded = make()
+    loaded.load_weights(tmp_path / "run.weights.h5")
+    assert asked(loaded, sampling).accounted_steps() == counted
+
+
+def test_a_loaded_optimizer_of_a_model_without_shapes_is_refused():
+    model = make(built=False)
+    assert asked(model, PoissonSampling(N, B)).epsilon() == 0
+    model.optimizer.load_own_variables({"0": np.asarray(7)})
+    with pytest.raises(SamplingError, match="loaded with 7 steps.*not built.*model.build"):
+        asked(model, PoissonSampling(N, B)).accounted_steps()
+
+
+def test_a_file_of_an_optimizer_with_other_slots_is_refused(tmp_path):
+    trained = make()
+    fit(trained, X, Y, batch_size=B)
+    trained.save_weights(tmp_path / "run.weights.h5")
+    loaded = make(momentum=0.9)
+    loaded.optimizer.build(loaded.trainable_variables)
+    # Keras collects what parts of a file say.
+    with pytest.raises(ValueError, match="in this file has 3 variables.*has 7.*momentum"):
+        loaded.load_weights(tmp_path / "run.weights.h5")
+
+
+# --- Draws that were used before ---------------------------------------------------
+
+
+@pytest.mark.parametrize("make_sampling", [PoissonSampling, CyclicPoissonSampling])
+def test_draws_for_validation_do_not_stand_for_cached_ones(make_sampling):
+    sampling, model = make_sampling(N, B), make()
+    callback = EpsilonCallback(sampling, DELTA)
+    with pytest.raises(SamplingError, match="drawn for it"):
+        fit(model, sampling.dataset(X, Y).cache(), validation_data=sampling.dataset(X, Y),
+            epochs=4, callbacks=[callback])  # fmt: skip
+    # And for good, whoever asks later.
+    for later in (callback, asked(model, sampling)):
+        with pytest.raises(SamplingError, match="did not draw"):
+            later.epsilon()
+    honest, callback = make(), EpsilonCallback(sampling, DELTA)
+    fit(honest, sampling.dataset(X, Y), validation_data=sampling.dataset(X, Y), epochs=2,
+        callbacks=[callback])  # fmt: skip
+    assert callback.epsilon() == compute_epsilon(honest.optimizer.mechanism, sampling, 16, DELTA)
+
+
+def test_several_samplers_in_one_data_set_have_no_epsilon():
+    sampling, model = PoissonSampling(N, B), make()
+    small = PoissonSampling(N // 2, B)
+    both = small.dataset(X[: N // 2], Y[: N // 2]).concatenate(sampling.dataset(X, Y))
+    fit(model, both)
+    with pytest.raises(SamplingError, match="other parameters"):
+        fit(model, sampling.dataset(X, Y), callbacks=[EpsilonCallback(sampling, DELTA)])
+
+
+def test_an_interrupted_first_epoch_of_a_model_without_shapes_names_its_sampling():
+    def interrupt(batch, logs):
+        if batch == 5:
+            raise KeyboardInterrupt
+
+    model, small = make(built=False), PoissonSampling(N // 2, B)
+    stop = keras.callbacks.LambdaCallback(on_train_batch_end=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, small.dataset(X[: N // 2], Y[: N // 2]).repeat(9), callbacks=[stop])
+    sampling = PoissonSampling(N, B)
+    with pytest.raises(SamplingError, match="other parameters"):
+        asked(model, sampling).epsilon()
+    assert asked(model, small).epsilon() > 0
+
+
+# --- ShuffledEpochs ----------------------------------------------------------------
+
+OTHER_EPOCHS = {
+    "fewer rows": dict(x=X[:40], y=Y[:40], batch_size=B),
+    "larger batches": dict(x=X, y=Y, batch_size=2 * B),
+    "batches of 32": dict(x=X, y=Y),
+    "cut short": dict(x=X, y=Y, batch_size=B, steps_per_epoch=4),
+    "data set, larger batches": dict(x=tf.data.Dataset.from_tensor_slices((X, Y)).batch(2 * B)),
+    "generator": dict(x=((X[:B], Y[:B]) for _ in range(99)), steps_per_epoch=8),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_EPOCHS)
+def test_shuffled_epochs_refuses_steps_of_other_epochs(name):
+    sampling, model = ShuffledEpochs(N, B), make()
+    fit(model, **OTHER_EPOCHS[name], epochs=2 if name != "generator" else 1)
+    with pytest.raises(SamplingError, match="other parameters|steps per epoch"):
+        fit(model, X, Y, batch_size=B, callbacks=[EpsilonCallback(sampling, DELTA)])
+
+
+class Pieces(keras.utils.PyDataset):
+    def __len__(self):
+        return N // B
+
+    def __getitem__(self, index):
+        rows = slice(index * B, (index + 1) * B)
+        return X[rows], Y[rows]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        dict(x=X, y=Y, batch_size=B),
+        dict(x=Pieces()),
+        dict(x=tf.data.Dataset.from_tensor_slices((X, Y)).batch(B)),
+        dict(x=ShuffledEpochs(N, B).dataset(X, Y)),
+    ],
+    ids=["arrays", "PyDataset", "data set", "sampler"],
+)
+def test_shuffled_epochs_takes_over_steps_of_its_own(first):
+    sampling, model = ShuffledEpochs(N, B), make()
+    fit(model, **first, epochs=2)
+    callback = EpsilonCallback(sampling, DELTA)
+    fit(model, X, Y, batch_size=B, callbacks=[callback])
+    assert callback.epsilon() == compute_epsilon(model.optimizer.mechanism, sampling, 24, DELTA)
+
+
+def test_epochs_of_its_own_that_were_cut_count_whole():
+    sampling, model = ShuffledEpochs(N, B), make()
+    fit(model, sampling.dataset(X, Y).take(3), epochs=2)
+    fit(model, sampling.dataset(X, Y), steps_per_epoch=5, epochs=2)
+    callback = EpsilonCallback(sampling, DELTA)
+    fit(model, X, Y, batch_size=B, callbacks=[callback])
+    assert callback.accounted_steps() == 5 * 8
+
+
+@pytest.mark.parametrize("with_callback", [True, False])
+@pytest.mark.parametrize("sampled", [True, False])
+def test_epochs_that_a_callback_cuts_short_count_whole(with_callback, sampled):
+    class Short(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch == 1
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = False
+
+    sampling, model = ShuffledEpochs(N, B), make()
+    callback = EpsilonCallback(sampling, DELTA)
+    data = dict(x=sampling.dataset(X, Y)) if sampled else dict(x=X, y=Y, batch_size=B)
+    callbacks = [callback] if with_callback else []
+    fit(model, **data, epochs=4, callbacks=[*callbacks, Short()])
+    assert int(model.optimizer.iterations) == 8
+    callback.set_model(model)
+    assert callback.accounted_steps() == 3 * 8 + 2
+    assert callback.epsilon() == compute_epsilon(model.optimizer.mechanism, sampling, 32, DELTA)
+
+
+def test_epochs_that_keras_limits_are_refused():
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(B).repeat(2)
+    try:
+        keras.config.set_max_steps_per_epoch(8)
+        with pytest.raises(SamplingError, match="8 steps per epoch of 16 batches"):
+            fit(make(), data, callbacks=[EpsilonCallback(ShuffledEpochs(N, B), DELTA)])
+    finally:
+        keras.config.set_max_steps_per_epoch(None)
+
+
+# --- Another optimizer -------------------------------------------------------------
+
+
+def test_an_optimizer_assigned_without_compile_takes_the_steps():
+    sampling, model = PoissonSampling(N, B), make()
+    model.compile("sgd", "mse")
+    fit(model, X, Y)
+    for noise_multiplier in (5.0, 0.8):
+        model.optimizer = make(noise_multiplier=noise_multiplier).optimizer
+        callback = EpsilonCallback(sampling, DELTA)
+        fit(model, sampling.dataset(X, Y), callbacks=[callback])
+        assert int(model.optimizer.iterations) == 8
+        expected = compute_epsilon(model.optimizer.mechanism, sampling, 8, DELTA)
+        assert callback.epsilon() == expected > 0
+    model.optimizer = keras.optimizers.SGD(0.0)
+    before = model.get_weights()
+    fit(model, X, Y)
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+@pytest.mark.parametrize("with_epsilon", [True, False])
+@pytest.mark.parametrize("private", [True, False])
+def test_an_optimizer_exchanged_while_fit_runs_is_refused(private, with_epsilon):
+    def exchange(epoch, logs=None):
+        if epoch == 1:
+            model.optimizer = make().optimizer
+
+    sampling, model = PoissonSampling(N, B), make()
+    if not private:
+        model.compile("sgd", "mse")
+    callbacks = [keras.callbacks.LambdaCallback(on_epoch_begin=exchange)]
+    if with_epsilon:
+        callbacks.append(EpsilonCallback(sampling, DELTA))
+    if private:
+        error = (OptimizerArgumentError, SamplingError)
+    elif with_epsilon:
+        error = PlainGradientsError
+    else:
+        return  # Plain training goes on as such, and nobody says an epsilon.
+    with pytest.raises(error):
+        fit(model, sampling.dataset(X, Y), epochs=3, callbacks=callbacks)
+
+
+def test_steps_that_do_not_advance_the_count_are_refused():
+    def take_back(batch, logs=None):
+        model.optimizer.iterations.assign(0)
+
+    sampling, model = PoissonSampling(N, B), make()
+    stuck = keras.callbacks.LambdaCallback(on_train_batch_end=take_back)
+    with pytest.raises(SamplingError, match="do not assign its `iterations`|were recorded"):
+        fit(model, sampling.dataset(X, Y), callbacks=[EpsilonCallback(sampling, DELTA), stuck])
+
+
+def test_models_without_a_private_optimizer_are_refused_by_name():
+    uncompiled = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    with pytest.raises(PlainGradientsError, match="optimizer=NoneType"):
+        private_train_step(uncompiled, (X, Y))
+    uncompiled.compile("sgd", "mse")
+    with pytest.raises(PlainGradientsError, match="optimizer=SGD"):
+        continue_sampling(uncompiled, PoissonSampling(N, B))
+
+
+def test_a_record_begun_before_the_build_is_kept():
+    model = make(built=False)
+    fields = provenance.join_sampling(
+        sampling_passes.read_record(model.optimizer), PoissonSampling(N, B)
+    )
+    sampling_passes._write_record(model.optimizer, fields)
+    model.build((None, 3))
+    sampling_passes.build_optimizer(model)
+    assert sampling_passes.read_record(model.optimizer) == fields
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
