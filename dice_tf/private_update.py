@@ -347,8 +347,8 @@ class PrivateUpdate:
                 f"The optimizer in this file has {len(released)} variables, and this one "
                 f"({type(self).__name__}) has {len(self.variables)}, so it cannot take over the "
                 "count of steps that epsilon needs. Compile with the arguments of the saved one "
-                "(momentum, `use_ema`, ...), or load the model with `compile=False` and add the "
-                "epsilon and delta of its training to those of the next."
+                "(momentum, `use_ema`, ...), or load with `compile=False`, or `load_weights` before "
+                "`compile`, and add the epsilon and delta of its training to those of the next."
             )
         for number, variable in enumerate(self.variables):
             if variable is self._sampling_record and str(number) in released:

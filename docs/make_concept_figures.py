@@ -102,8 +102,8 @@ def plot_step(path, threshold=0.8, noise_multiplier=1.0):
     sums = clipped(gradients, threshold)
     without, present = sums[:-1].sum(axis=0), sums.sum(axis=0)
     axes = panels[2]
-    for centre, color, label in ((without, BLUE, "without it"), (present, RED, "with the example")):
-        axes.plot(*centre, "o", color=color, label=label)
+    for centre, color, word in ((without, BLUE, "without"), (present, RED, "with")):
+        axes.plot(*centre, "o", color=color, label=f"{word} the example")
         for radius in (1, 2):
             radius *= noise_multiplier * threshold
             axes.add_patch(Circle(centre, radius, color=color, fill=False, alpha=0.5))
