@@ -160,7 +160,7 @@ class EpsilonCallback(keras.callbacks.Callback):
         if not self.sampling.amplified:
             self._check_steps_per_epoch()
         self._calls = self._batches = 0
-        self._steps_before, self._draws_before = self._iterations(), self._draws()
+        self._steps_before, self._draws_before = self._steps_taken(), self._draws()
         self._check_provenance()
         sampling_passes.begin(self.model, self.sampling)
 
@@ -204,6 +204,12 @@ class EpsilonCallback(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         """Adds the exact `epsilon` to the logs of the epoch, and verifies the claim."""
         self._check_provenance()
+        if self._batches and self._steps_taken() == self._steps_before:
+            raise SamplingError(
+                f"This `fit` trained on {self._batches} batches, but the optimizer of model "
+                f"'{self.model.name}' made no step: something else trains it, and epsilon would "
+                "leave that out. Compile the model with the optimizer that trains it."
+            )
         sampling_passes.note_assignment(self.model.optimizer, self.sampling)
         self._shown = self.epsilon()
         if logs is not None:
@@ -236,6 +242,11 @@ class EpsilonCallback(keras.callbacks.Callback):
 
     def _iterations(self):
         return int(self._optimizer.iterations.numpy())
+
+    def _steps_taken(self):
+        """Returns a count of steps that does not go back when weights are loaded."""
+        optimizer = self._optimizer
+        return int(optimizer._private.process_draws) if optimizer.built else self._iterations()
 
     def _epsilon_after(self, steps):
         mechanism = self.model.optimizer.mechanism
@@ -290,12 +301,13 @@ class EpsilonCallback(keras.callbacks.Callback):
 
     def _require_record(self):
         steps = self._iterations()
-        sampling_passes.build_optimizer(self.model)
+        if steps and not self._optimizer.built:
+            sampling_passes.build_optimizer(self.model)
         if steps and not self._optimizer.built:
             raise SamplingError(
                 f"The optimizer was loaded with {steps} steps, whose record it can take only when "
                 f"it knows the variables of model '{self.model.name}', which is not built. Call "
-                "`model.build(input_shape)` or the model on a batch, then ask again."
+                "the model on a batch, then ask again."
             )
 
     def _check_record(self):
@@ -306,13 +318,7 @@ class EpsilonCallback(keras.callbacks.Callback):
 
     def _check_provenance(self):
         self._check_record()
-        taken, drawn = self._iterations() - self._steps_before, self._draws()
-        if taken < min(1, self._batches):
-            raise SamplingError(
-                f"This `fit` trained on {self._batches} batches, but {self._optimizer.name} made "
-                f"{taken} steps, so epsilon would leave some out. Compile the model with the "
-                "optimizer that trains it, and do not assign its `iterations`."
-            )
+        taken, drawn = self._steps_taken() - self._steps_before, self._draws()
         fresh = self._batches if drawn is None else min(self._batches, drawn - self._draws_before)
         if taken > fresh:
             sampling_passes.note_reused_draws(self._optimizer, taken - fresh)
@@ -325,10 +331,16 @@ class EpsilonCallback(keras.callbacks.Callback):
 
     def _draws(self):
         """Returns the number of batches drawn so far by what `fit` trains on, if that is known."""
-        if not self.sampling.amplified:
-            return sum(draws for _, [draws] in self._sources) if self._sources else None
-        mine = [draws for sampling, [draws] in self._sources if sampling is self.sampling]
-        return sum(mine) if mine else self.sampling.draws
+        amplified = self.sampling.amplified
+        # A data set that comes twice in a pipeline has one count.
+        counts = {
+            id(draws): draws[0]
+            for sampling, draws in self._sources
+            if sampling is self.sampling or not amplified
+        }
+        if counts:
+            return sum(counts.values())
+        return self.sampling.draws if amplified else None
 
     def _check_steps_per_epoch(self):
         steps, declared = self.params["steps"], self.sampling.steps_per_epoch

@@ -44,22 +44,32 @@ def unaccounted_pass(given, samplings, budgets):
         budgets: Each `EpsilonCallback` of this `fit`.
 
     Returns:
-        The `ShuffledEpochs` that it is if the data are arrays; the name of its epochs if only
-        their length is known; `provenance.SEVERAL` if an epoch need not be one pass, or of
-        several samplers. `None` if there is nothing to record.
+        `ShuffledEpochs` of as many steps, if an epoch is one pass of known length;
+        `provenance.UNSEEN` if it need not be, `provenance.SEVERAL` if several samplers draw.
+        `None` if there is nothing to record.
     """
-    x, rows = given["x"], _count_array_rows(given)
-    steps = x.num_batches if isinstance(x, keras.utils.PyDataset) else known_cardinality(x)
-    if len(samplings) > 1:
+    if len(set(map(id, samplings))) > 1:
         return provenance.SEVERAL
     if samplings or budgets:
         return None
+    rows, steps = _count_array_rows(given), _count_batches(given["x"])
     if given.get("steps_per_epoch") not in (None, steps):
-        return provenance.SEVERAL
+        return provenance.UNSEEN
     if rows:
         batch_size = given.get("batch_size") or _DEFAULT_BATCH_SIZE
         return ShuffledEpochs(rows, min(rows, batch_size))
-    return provenance.epochs_name(steps) if steps else provenance.SEVERAL
+    # How many examples there are makes no difference to what an epoch costs.
+    return ShuffledEpochs(steps, 1) if steps else provenance.UNSEEN
+
+
+def _count_batches(x):
+    """Returns the number of batches of a data set, a `PyDataset` or a loader, if they tell."""
+    if isinstance(x, tf.data.Dataset) or not hasattr(x, "__len__") or hasattr(x, "shape"):
+        return known_cardinality(x)
+    try:
+        return len(x)
+    except (TypeError, ValueError):
+        return None
 
 
 def check_dense(x):

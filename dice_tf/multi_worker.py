@@ -228,11 +228,21 @@ def sampling_sources(dataset):
 
     Returns:
         List of pairs of a sampling object and the list that `mark_as_sampled` received.
+
+    Raises:
+        SamplingError: If random draws are cached on the way, to be used again and again.
     """
     if hasattr(dataset, "sampling_of_every_worker"):
         return [dataset.sampling_of_every_worker]
     inputs = dataset._inputs() if isinstance(dataset, tf.data.Dataset) else []
     found = [sampling_sources(parent) for parent in inputs]
+    drawn = [sampling for source in found for sampling, _ in source if sampling.amplified]
+    if drawn and type(dataset).__name__ == "CacheDataset":
+        raise SamplingError(
+            f"The batches of {drawn[0]!r} are cached, so that each epoch trains on the draws of "
+            "the first, which amplification by sampling does not cover. Leave `cache()` out, or "
+            "cache the data before they are drawn from."
+        )
     return sum(found, []) if all(found) else []
 
 

@@ -15,6 +15,7 @@ import re
 import warnings
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from dice_tf.errors import GradientEngineError
 
@@ -56,7 +57,10 @@ def check_float32_products():
             "tf.config.experimental.enable_tensor_float_32_execution(False); for speed use the "
             "dtype policy 'mixed_bfloat16', whose norms are computed in float32."
         )
-    options = tf.config.optimizer.get_experimental_options()
+    # The public function makes a whole configuration for it, at every step.
+    options = getattr(context.context(), "_optimizer_experimental_options", None)
+    if options is None:
+        options = tf.config.optimizer.get_experimental_options()
     rewrites = [n for n, on in options.items() if on and n.startswith("auto_mixed_precision")]
     if rewrites:
         raise GradientEngineError(

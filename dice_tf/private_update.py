@@ -195,8 +195,8 @@ class PrivateUpdate:
         )
         self._track_private_state()
         if self._private.to_load is not None:
-            loaded, self._private.to_load = self._private.to_load, None
-            self.load_own_variables(loaded)
+            self.load_own_variables(self._private.to_load)
+            self._private.to_load = None
 
     def _track_private_state(self):
         # Of all that looks for variables only `tf.train.Checkpoint` finds those of a module.
@@ -342,13 +342,15 @@ class PrivateUpdate:
             return
         private, released = self._private, private_checkpoints.released(store)
         if len(released) != len(self.variables):
-            # Keras would load the model's weights alone, with a warning.
+            # Keras would load the model's weights alone, with a warning. The steps that made
+            # them contradict the record from now on, so that nobody says their epsilon.
+            self._iterations.assign(released.get("0", 0))
             raise SamplingError(
                 f"The optimizer in this file has {len(released)} variables, and this one "
                 f"({type(self).__name__}) has {len(self.variables)}, so it cannot take over the "
                 "count of steps that epsilon needs. Compile with the arguments of the saved one "
-                "(momentum, `use_ema`, ...), or load with `compile=False`, or `load_weights` before "
-                "`compile`, and add the epsilon and delta of its training to those of the next."
+                "(momentum, `use_ema`, ...), or load with `compile=False`, or `load_weights` "
+                "before `compile`, and add epsilon and delta of its training to those of the next."
             )
         for number, variable in enumerate(self.variables):
             if variable is self._sampling_record and str(number) in released:

@@ -31,7 +31,8 @@ from dice_tf.errors import SamplingError
 # after the last. `unfinished_steps`: steps of a pass over the data that was cut short,
 # which the accountant counts although they were never made. `assignment`: name of the
 # group assignment in use, -1 before the first. `sampling`: `sampling_name` of all steps
-# of a known origin, `_UNKNOWN` before the first, `SEVERAL` if they have not the same.
+# of a known origin, `_UNKNOWN` before the first, `SEVERAL` if several samplers drew them,
+# `UNSEEN` if epochs had several lengths or were not seen to be one pass over the data.
 # `seeded_steps`: steps whose noise came from a `noise_seed`.
 RECORD_FIELDS = (
     "steps",
@@ -46,7 +47,7 @@ RECORD_FIELDS = (
 )
 RECORD_SIZE = len(RECORD_FIELDS)
 _NO_CYCLE = np.iinfo(np.int32).max
-_UNKNOWN, SEVERAL = -1, -2
+_UNKNOWN, SEVERAL, UNSEEN = -1, -2, -3
 _NEGATIVE_ZERO_BITS = np.iinfo(np.int32).min
 
 
@@ -109,14 +110,25 @@ def sampling_name(sampling):
     """Returns a public name of everything about a sampling that epsilon depends on.
 
     Args:
-        sampling: Object of `dice_tf.sampling`; its seed and entropy do not count.
+        sampling: Object of `dice_tf.sampling`; its seed and entropy do not count. Of
+            `ShuffledEpochs` only the number of steps in an epoch counts.
 
     Returns:
-        Int in [0, 2**31).
+        Int in [0, 2**30), below `UNSEEN` for `ShuffledEpochs`.
     """
-    facts = (type(sampling).__name__, sampling.num_examples, sampling.expected_batch_size,
-             sampling.num_groups)  # fmt: skip
-    return _digest(facts)
+    if not sampling.amplified:
+        return UNSEEN - 1 - _digest(sampling.steps_per_epoch)
+    return _digest((type(sampling).__name__, sampling.num_examples,
+                    sampling.expected_batch_size, sampling.num_groups))  # fmt: skip
+
+
+def _digest(facts):
+    return int.from_bytes(hashlib.sha256(repr(facts).encode()).digest()[:4], "little") >> 2
+
+
+def _is_drawn(name):
+    """Whether a name is of steps whose marks tell that a sampler drew them."""
+    return name >= 0 or name == SEVERAL
 
 
 def join_sampling(fields, sampling):
@@ -124,40 +136,20 @@ def join_sampling(fields, sampling):
 
     Args:
         fields: Dictionary with the keys `RECORD_FIELDS`.
-        sampling: Object of `dice_tf.sampling`, or `SEVERAL`, or an `epochs_name`.
+        sampling: Object of `dice_tf.sampling`, or `SEVERAL` or `UNSEEN`.
 
     Returns:
         Dictionary with the same keys.
     """
     name = sampling if isinstance(sampling, int) else sampling_name(sampling)
     known = fields["sampling"]
-    if fields["steps"] and known != _UNKNOWN and known not in _names(sampling):
-        name = SEVERAL
+    if fields["steps"] and known not in (_UNKNOWN, name):
+        if _is_drawn(known) == _is_drawn(name):
+            name = SEVERAL if _is_drawn(name) else UNSEEN
+        elif _is_drawn(known):
+            # Marks tell whether steps of another origin are among those of a sampler.
+            name = known
     return dict(fields, sampling=name)
-
-
-def epochs_name(steps):
-    """Returns the name of data in any order of which only the length of an epoch is known.
-
-    Args:
-        steps: Int, number of batches in an epoch.
-
-    Returns:
-        Int in [0, 2**31).
-    """
-    return _digest(("epochs", steps))
-
-
-def _names(sampling):
-    """Returns the names of data that `sampling` accounts for."""
-    if isinstance(sampling, int):
-        return (sampling,)
-    names = sampling_name(sampling)
-    return (names,) if sampling.amplified else (names, epochs_name(sampling.steps_per_epoch))
-
-
-def _digest(facts):
-    return int.from_bytes(hashlib.sha256(repr(facts).encode()).digest()[:4], "little") >> 1
 
 
 def count_marks(sample_weight):
@@ -253,15 +245,26 @@ def check_record(record, iterations, sampling):
             "which may draw an example several times in one epoch. Use one sampling object "
             "for the data set and for the accounting, from the first step of a run to its last."
         )
-    if seen["steps"] and seen["sampling"] not in (_UNKNOWN, *_names(sampling)):
+    name = seen["sampling"] if seen["steps"] else _UNKNOWN
+    if name in (_UNKNOWN, sampling_name(sampling)):
+        return
+    if sampling.amplified and not _is_drawn(name):
+        return  # All steps are marked: what drew them was hidden, by a generator for instance.
+    if not _is_drawn(name):
         raise SamplingError(
-            f"Cannot account the run by {sampling!r}: some of its {iterations} steps were drawn by "
-            "a sampling with other parameters (its class, `num_examples`, `expected_batch_size` or "
-            "`num_groups`; `fit` on arrays is `ShuffledEpochs` of their rows and its "
-            "`batch_size`), at which a step costs more or less. Compile the model with a new "
-            "optimizer for the other sampling, and add up the epsilons and deltas of both "
-            "trainings."
+            f"Cannot account the run by {sampling!r}: an earlier `fit`, without EpsilonCallback, "
+            "had epochs of another number of steps, or epochs of which nobody can tell that they "
+            "were one pass over the data (`steps_per_epoch`, a generator). An example may have "
+            f"entered more than once in {sampling.steps_per_epoch} steps. Pass the callback to "
+            "every `fit`; arrays and data sets that know their length can do without."
         )
+    raise SamplingError(
+        f"Cannot account the run by {sampling!r}: some of its {iterations} steps were drawn by "
+        "a sampling with other parameters (its class, `num_examples`, `expected_batch_size` or "
+        "`num_groups`), or by several in one data set, at which a step costs more or less. Compile "
+        "the model with a new optimizer for the other sampling, and add up the epsilons and deltas "
+        "of both trainings."
+    )
 
 
 def _check_amplification(seen, iterations, sampling):

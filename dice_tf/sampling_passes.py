@@ -52,7 +52,9 @@ def begin(model, sampling):
 
 def build_optimizer(model):
     """Builds the optimizer of a built model: it takes what was loaded, and a record to write to."""
-    if model.built and not model.optimizer.built:
+    # Keras calls a model built whose `build` left its layers as they are.
+    knows_variables = all(layer.built for layer in model._flatten_layers())
+    if knows_variables and model.trainable_variables and not model.optimizer.built:
         with model.distribute_strategy.scope():
             model.optimizer.build(model.trainable_variables)
 
@@ -163,7 +165,7 @@ class _NotePass(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         build_optimizer(self.model)
-        if not isinstance(self._shown, int):
+        if not isinstance(self._shown, int):  # Then it is `ShuffledEpochs`.
             close_open_pass(self.model.optimizer, self._shown)
         self._note()
 
@@ -193,7 +195,7 @@ def _warn_of_discarded_steps(optimizer):
             f"This process took {discarded} steps that are not in epsilon: weights of an earlier "
             "step were loaded after them. That is right if nothing of these steps was released or "
             "used for a decision. Otherwise compute the epsilon of all steps by "
-            "`accounting.compute_epsilon`; if they were loaded from a private checkpoint, whose draws "
+            "`accounting.compute_epsilon`; if they came from a private checkpoint, whose draws "
             "repeat, as docs/saving.md has it for files that are loaded twice.",
             stacklevel=2,
         )

@@ -209,7 +209,6 @@ def _prepare(model, optimizer, x, y, sample_weight):
     """Builds what is not built and refuses what cannot be private."""
     compiled_loss = loss.compiled_loss(model)
     x, y, sample_weight = (_to_symbolic(part) for part in (x, y, sample_weight))
-    loss.check_weights(model, y, sample_weight)
     if not all(layer.built for layer in model._flatten_layers()):
         keras.src.backend.compute_output_spec(model, x, training=False)
     if not model.trainable_variables:

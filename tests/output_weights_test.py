@@ -98,26 +98,34 @@ def test_an_output_that_is_left_out_is_refused(sampled):
         data = PoissonSampling(N, B).dataset(X, NAMED, {"a": WEIGHTS})
     else:
         data = tf.data.Dataset.from_tensor_slices((X, NAMED, {"a": WEIGHTS})).batch(B)
-    with pytest.raises(LossError, match=r"sample_weight.*entry.*\['b'\].*None.*weight 1"):
+    with pytest.raises(LossError, match=r"sample_weight.*entry.*KeyError: 'b'.*None.*weight 1"):
         make().fit(data, verbose=0)
 
 
 @pytest.mark.parametrize(
-    "y, weights, received",
+    "named, y, weights, received",
     [
-        (NAMED, {"b": WEIGHTS}, r"none for \['a'\]"),
-        (NAMED, (WEIGHTS, WEIGHTS), "a tuple of weights, and y as dict"),
-        ((A, LABELS), {"a": WEIGHTS, "b": WEIGHTS}, "a dict of weights, and y as tuple"),
-        ((A, LABELS), (WEIGHTS,), r"none for \[1\]"),
+        (True, NAMED, {"b": WEIGHTS}, r"a dict with entries \['b'\], which gives KeyError: 'a'"),
+        (False, (A, LABELS), {"a": WEIGHTS, "b": WEIGHTS}, "a dict with entries"),
+        (False, (A, LABELS), (WEIGHTS,), "a tuple of 1 entries, which gives IndexError"),
     ],
 )
 @pytest.mark.parametrize("trained_before", [True, False])
-def test_weights_of_another_structure_are_refused(y, weights, received, trained_before):
-    model, sampling = make(named=y is NAMED), PoissonSampling(N, B)
+def test_weights_of_another_structure_are_refused(named, y, weights, received, trained_before):
+    model, sampling = make(named), PoissonSampling(N, B)
     if trained_before:
         model.fit(sampling.dataset(X, y), verbose=0)
     with pytest.raises(LossError, match=received):
         model.fit(sampling.dataset(X, y, weights), verbose=0)
+
+
+def test_an_output_without_a_loss_needs_no_weights():
+    with_metrics, sampling = make(), PoissonSampling(N, B)
+    outputs = {name: with_metrics.get_layer(name).output for name in "ab"}
+    model = keras.Model(with_metrics.input, outputs)
+    model.compile(with_metrics.optimizer, {"a": "mse", "b": None})
+    model.fit(sampling.dataset(X, NAMED, {"a": WEIGHTS}), verbose=0)
+    assert int(model.optimizer.iterations) == 5
 
 
 @pytest.mark.parametrize("weight_of_b", ["ones", "none", "same"])

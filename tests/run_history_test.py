@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dice_tf import provenance, sampling_passes
+from dice_tf import multi_worker, provenance, sampling_passes
 from dice_tf.accounting import compute_epsilon
 from dice_tf.callbacks import EpsilonCallback
 from dice_tf.errors import OptimizerArgumentError, PlainGradientsError, SamplingError
@@ -29,7 +29,8 @@ def make(built=True, **arguments):
     layers = [keras.Input((3,))] if built else []
     model = keras.Sequential([*layers, keras.layers.Dense(2), keras.layers.Dense(1)])
     arguments = {"noise_multiplier": 5.0, **arguments}
-    model.compile(DiceSGDOptimizer(0.1, l2_norm_clip=1.0, expected_batch_size=B, **arguments), "mse")
+    optimizer = DiceSGDOptimizer(0.1, l2_norm_clip=1.0, expected_batch_size=B, **arguments)
+    model.compile(optimizer, "mse")
     return model
 
 
@@ -78,7 +79,7 @@ def test_a_loaded_optimizer_of_a_model_without_shapes_is_refused():
     model = make(built=False)
     assert asked(model, PoissonSampling(N, B)).epsilon() == 0
     model.optimizer.load_own_variables({"0": np.asarray(7)})
-    with pytest.raises(SamplingError, match="loaded with 7 steps.*not built.*model.build"):
+    with pytest.raises(SamplingError, match="loaded with 7 steps.*not built.*on a batch"):
         asked(model, PoissonSampling(N, B)).accounted_steps()
 
 
@@ -88,9 +89,45 @@ def test_a_file_of_an_optimizer_with_other_slots_is_refused(tmp_path):
     trained.save_weights(tmp_path / "run.weights.h5")
     loaded = make(momentum=0.9)
     loaded.optimizer.build(loaded.trainable_variables)
-    # Keras collects what parts of a file say.
+    # Keras collects what parts of a file say, and has loaded the weights by then.
     with pytest.raises(ValueError, match="in this file has 3 variables.*has 7.*momentum"):
         loaded.load_weights(tmp_path / "run.weights.h5")
+    with pytest.raises(SamplingError, match="`optimizer.iterations` is 8, but 0 steps"):
+        asked(loaded, ShuffledEpochs(N, B)).epsilon()
+
+
+class Own(keras.Model):
+    """Keras calls it built after `build`, which leaves its layer as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+@pytest.mark.parametrize("data", [(X, Y), (tf.data.Dataset.from_tensor_slices((X, Y)).batch(B),)])
+def test_a_model_that_is_built_without_its_layers_trains(data):
+    model = Own()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.build((None, 3))
+    optimizer = DiceSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=5.0, expected_batch_size=B)
+    model.compile(optimizer, "mse")
+    sampling = ShuffledEpochs(N, B)
+    assert asked(model, sampling).epsilon() == 0
+    fit(model, *data, **({"batch_size": B} if len(data) > 1 else {}))
+    assert asked(model, sampling).accounted_steps() == 8
+
+
+def test_asking_does_not_fix_what_trains():
+    model = make()
+    model.layers[0].trainable = False
+    assert asked(model, PoissonSampling(N, B)).epsilon() == 0
+    model.layers[0].trainable = True
+    fit(model, PoissonSampling(N, B).dataset(X, Y))
+    assert int(model.optimizer.iterations) == 8
 
 
 # --- Draws that were used before ---------------------------------------------------
@@ -100,9 +137,13 @@ def test_a_file_of_an_optimizer_with_other_slots_is_refused(tmp_path):
 def test_draws_for_validation_do_not_stand_for_cached_ones(make_sampling):
     sampling, model = make_sampling(N, B), make()
     callback = EpsilonCallback(sampling, DELTA)
+    batches = [(x, y, w) for x, y, w in sampling.dataset(X, Y)]
+    kept = tf.data.Dataset.from_generator(
+        lambda: iter(batches), output_signature=sampling.dataset(X, Y).element_spec
+    ).apply(tf.data.experimental.assert_cardinality(8))
+    multi_worker.mark_as_sampled(kept, sampling, [8])
     with pytest.raises(SamplingError, match="drawn for it"):
-        fit(model, sampling.dataset(X, Y).cache(), validation_data=sampling.dataset(X, Y),
-            epochs=4, callbacks=[callback])  # fmt: skip
+        fit(model, kept, validation_data=sampling.dataset(X, Y), epochs=4, callbacks=[callback])
     # And for good, whoever asks later.
     for later in (callback, asked(model, sampling)):
         with pytest.raises(SamplingError, match="did not draw"):
@@ -111,6 +152,41 @@ def test_draws_for_validation_do_not_stand_for_cached_ones(make_sampling):
     fit(honest, sampling.dataset(X, Y), validation_data=sampling.dataset(X, Y), epochs=2,
         callbacks=[callback])  # fmt: skip
     assert callback.epsilon() == compute_epsilon(honest.optimizer.mechanism, sampling, 16, DELTA)
+
+
+@pytest.mark.parametrize("with_callback", [True, False])
+def test_cached_draws_are_refused(with_callback):
+    sampling = PoissonSampling(N, B)
+    data = sampling.dataset(X, Y)
+    callbacks = [EpsilonCallback(sampling, DELTA)] if with_callback else []
+    with pytest.raises(SamplingError, match="are cached.*before they are drawn"):
+        fit(make(), data.cache().prefetch(1), validation_data=data, callbacks=callbacks)
+    in_order = ShuffledEpochs(N, B)
+    callback = EpsilonCallback(in_order, DELTA)
+    fit(make(), in_order.dataset(X, Y).cache(), callbacks=[callback])
+    assert callback.accounted_steps() == 8
+
+
+def test_one_sampler_may_come_twice_in_a_data_set():
+    sampling, model = PoissonSampling(N, B), make()
+    callback = EpsilonCallback(sampling, DELTA)
+    both = sampling.dataset(X, Y).concatenate(sampling.dataset(-X, Y))
+    fit(model, both, callbacks=[callback])
+    fit(model, both)
+    assert callback.epsilon() == compute_epsilon(model.optimizer.mechanism, sampling, 32, DELTA)
+
+
+def test_marks_tell_of_a_sampler_that_fit_cannot_see():
+    sampling, model = PoissonSampling(N, B), make()
+    fit(model, sampling.dataset(X, Y))
+    zipped = tf.data.Dataset.zip((sampling.dataset(X, Y), tf.data.Dataset.counter()))
+    fit(model, zipped.map(lambda batch, number: batch))
+    fit(model, (batch for batch in sampling.dataset(X, Y)), steps_per_epoch=8)
+    assert asked(model, sampling).epsilon() == compute_epsilon(
+        model.optimizer.mechanism, sampling, 24, DELTA
+    )
+    with pytest.raises(SamplingError, match="batches of a Poisson sampler"):
+        asked(model, ShuffledEpochs(N, B)).epsilon()
 
 
 def test_several_samplers_in_one_data_set_have_no_epsilon():
@@ -153,7 +229,7 @@ OTHER_EPOCHS = {
 def test_shuffled_epochs_refuses_steps_of_other_epochs(name):
     sampling, model = ShuffledEpochs(N, B), make()
     fit(model, **OTHER_EPOCHS[name], epochs=2 if name != "generator" else 1)
-    with pytest.raises(SamplingError, match="other parameters|steps per epoch"):
+    with pytest.raises(SamplingError, match="earlier `fit`, without EpsilonCallback.*in 8 steps"):
         fit(model, X, Y, batch_size=B, callbacks=[EpsilonCallback(sampling, DELTA)])
 
 
@@ -181,7 +257,25 @@ def test_shuffled_epochs_takes_over_steps_of_its_own(first):
     fit(model, **first, epochs=2)
     callback = EpsilonCallback(sampling, DELTA)
     fit(model, X, Y, batch_size=B, callbacks=[callback])
-    assert callback.epsilon() == compute_epsilon(model.optimizer.mechanism, sampling, 24, DELTA)
+    fit(model, **first)
+    assert callback.epsilon() == compute_epsilon(model.optimizer.mechanism, sampling, 32, DELTA)
+
+
+@pytest.mark.parametrize(
+    "batches", [Pieces, lambda: tf.data.Dataset.from_tensor_slices((X, Y)).batch(B)]
+)
+def test_passes_of_unknown_rows_that_were_cut_count_whole(batches):
+    def stop(batch, logs):
+        if batch == 2:
+            raise KeyboardInterrupt
+
+    sampling, model = ShuffledEpochs(N, B), make()
+    interrupt = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            fit(model, batches(), callbacks=[interrupt])
+    fit(model, batches())
+    assert asked(model, sampling).accounted_steps() == 4 * 8
 
 
 def test_epochs_of_its_own_that_were_cut_count_whole():
@@ -246,36 +340,50 @@ def test_an_optimizer_assigned_without_compile_takes_the_steps():
 
 
 @pytest.mark.parametrize("with_epsilon", [True, False])
-@pytest.mark.parametrize("private", [True, False])
-def test_an_optimizer_exchanged_while_fit_runs_is_refused(private, with_epsilon):
+def test_an_optimizer_exchanged_while_fit_runs_is_refused(with_epsilon):
     def exchange(epoch, logs=None):
         if epoch == 1:
             model.optimizer = make().optimizer
 
     sampling, model = PoissonSampling(N, B), make()
-    if not private:
-        model.compile("sgd", "mse")
     callbacks = [keras.callbacks.LambdaCallback(on_epoch_begin=exchange)]
     if with_epsilon:
         callbacks.append(EpsilonCallback(sampling, DELTA))
-    if private:
-        error = (OptimizerArgumentError, SamplingError)
-    elif with_epsilon:
-        error = PlainGradientsError
-    else:
-        return  # Plain training goes on as such, and nobody says an epsilon.
-    with pytest.raises(error):
+    with pytest.raises(OptimizerArgumentError, match="was exchanged while it trains"):
         fit(model, sampling.dataset(X, Y), epochs=3, callbacks=callbacks)
 
 
-def test_steps_that_do_not_advance_the_count_are_refused():
-    def take_back(batch, logs=None):
-        model.optimizer.iterations.assign(0)
-
+def test_a_private_optimizer_that_does_not_train_is_refused():
     sampling, model = PoissonSampling(N, B), make()
-    stuck = keras.callbacks.LambdaCallback(on_train_batch_end=take_back)
-    with pytest.raises(SamplingError, match="do not assign its `iterations`|were recorded"):
-        fit(model, sampling.dataset(X, Y), callbacks=[EpsilonCallback(sampling, DELTA), stuck])
+    model.compile("sgd", "mse")
+    fit(model, sampling.dataset(X, Y))
+
+    def exchange(logs):
+        model.optimizer = make().optimizer
+
+    callbacks = [
+        keras.callbacks.LambdaCallback(on_train_begin=exchange), EpsilonCallback(sampling, DELTA)
+    ]  # fmt: skip
+    with pytest.raises(SamplingError, match="trained on 8 batches.*made no step"):
+        fit(model, sampling.dataset(X, Y), callbacks=callbacks)
+
+
+def test_steps_taken_back_while_fit_runs_are_not_fresh_draws():
+    sampling, model = PoissonSampling(N, B), make()
+    fit(model, sampling.dataset(X, Y))
+    weights = []
+
+    def roll_back(epoch, logs):
+        if epoch == 0:
+            weights.extend(variable.numpy() for variable in model.optimizer.variables)
+        elif epoch == 2:
+            for variable, value in zip(model.optimizer.variables, weights, strict=True):
+                variable.assign(value)
+
+    callback = EpsilonCallback(sampling, DELTA)
+    back = keras.callbacks.LambdaCallback(on_epoch_begin=roll_back)
+    fit(model, sampling.dataset(X, Y), epochs=4, callbacks=[back, callback])
+    assert callback.accounted_steps() == 8 + 2 * 8
 
 
 def test_models_without_a_private_optimizer_are_refused_by_name():

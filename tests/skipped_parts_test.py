@@ -76,8 +76,7 @@ def test_a_branch_on_the_length_of_a_batch_is_refused():
 def test_parts_that_no_batch_uses_and_frozen_ones_are_no_matter():
     inputs = keras.Input((4,))
     hidden = keras.layers.Dense(3, name="hidden")(inputs)
-    heads = {"a": keras.layers.Dense(1, name="a")(hidden), "b": keras.layers.Dense(1, name="b")(hidden)}
-    model = keras.Model(inputs, heads)
+    model = keras.Model(inputs, {n: keras.layers.Dense(1, name=n)(hidden) for n in ("a", "b")})
     optimizer = DiceSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8)
     model.compile(optimizer, {"a": "mse", "b": None})
     targets = {"a": Y, "b": Y}

@@ -120,33 +120,6 @@ def check_losses(model, y, y_pred, sample_weight):
         )
 
 
-def check_weights(model, y, sample_weight):
-    """Raises if weights of several outputs are not structured as the targets are.
-
-    Args:
-        model: A Keras model, named in the error.
-        y: Targets of a batch.
-        sample_weight: `None`, a tensor, or a structure of them.
-
-    Raises:
-        LossError: Saying what is missing.
-    """
-    keys = lambda part: set(part) if isinstance(part, dict) else set(range(len(part)))
-    nested = [isinstance(part, (dict, list, tuple)) for part in (y, sample_weight)]
-    if not nested[1] or (isinstance(sample_weight, (list, tuple)) and not nested[0]):
-        return
-    received = None
-    if not nested[0] or isinstance(y, dict) != isinstance(sample_weight, dict):
-        received = f"a {type(sample_weight).__name__} of weights, and y as {type(y).__name__}"
-    elif keys(y) - keys(sample_weight):
-        received = f"none for {sorted(keys(y) - keys(sample_weight))}"
-    if received:
-        raise LossError(
-            "Argument `sample_weight` must have an entry for every output of model "
-            f"'{model.name}' in `y`. Received: {received}. An entry `None` is weight 1."
-        )
-
-
 def regularization_gradients(variables):
     """Returns the summed weight penalty and its gradient for every variable.
 
@@ -207,8 +180,24 @@ def _evaluate(model, y, y_pred, sample_weight, check=None):
     # The copy keeps Keras' matching of targets to outputs, but must not feed a vector
     # to metrics that expect the batch mean.
     per_example._metrics = [None] * len(compiled._flat_losses)
-    total = per_example.call(y, y_pred, sample_weight)
+    try:
+        total = per_example.call(y, y_pred, sample_weight)
+    except (KeyError, IndexError, TypeError) as error:
+        if not isinstance(sample_weight, (dict, list, tuple)):
+            raise
+        raise LossError(
+            "Argument `sample_weight` must have an entry for every output with a loss of model "
+            f"'{model.name}', in the structure of its outputs. Received: "
+            f"{_shape_of(sample_weight)}, which gives {type(error).__name__}: {error}. An entry "
+            "`None` is weight 1."
+        ) from error
     return tf.cast(total, tf.float32), recorded
+
+
+def _shape_of(structure):
+    if isinstance(structure, dict):
+        return f"a dict with entries {sorted(structure)}"
+    return f"a {type(structure).__name__} of {len(structure)} entries"
 
 
 def _record(recorded, loss, check, y_true, y_pred, sample_weight):
