@@ -246,7 +246,9 @@ class EpsilonCallback(keras.callbacks.Callback):
     def _steps_taken(self):
         """Returns a count of steps that does not go back when weights are loaded."""
         optimizer = self._optimizer
-        return int(optimizer._private.process_draws) if optimizer.built else self._iterations()
+        if not optimizer.built:
+            return self._iterations()
+        return int(optimizer._private.process_draws.numpy())
 
     def _epsilon_after(self, steps):
         mechanism = self.model.optimizer.mechanism

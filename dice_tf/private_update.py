@@ -341,7 +341,7 @@ class PrivateUpdate:
             self._iterations.assign(self._private.to_load.get("0", 0))
             return
         private, released = self._private, private_checkpoints.released(store)
-        if len(released) != len(self.variables):
+        if len(released) != len(self.variables) and np.any(released.get("0", 0)):
             # Keras would load the model's weights alone, with a warning. The steps that made
             # them contradict the record from now on, so that nobody says their epsilon.
             self._iterations.assign(released.get("0", 0))

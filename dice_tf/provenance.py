@@ -114,7 +114,7 @@ def sampling_name(sampling):
             `ShuffledEpochs` only the number of steps in an epoch counts.
 
     Returns:
-        Int in [0, 2**30), below `UNSEEN` for `ShuffledEpochs`.
+        Int of 31 bits and a sign: negative, and below `UNSEEN`, for `ShuffledEpochs`.
     """
     if not sampling.amplified:
         return UNSEEN - 1 - _digest(sampling.steps_per_epoch)
@@ -252,11 +252,11 @@ def check_record(record, iterations, sampling):
         return  # All steps are marked: what drew them was hidden, by a generator for instance.
     if not _is_drawn(name):
         raise SamplingError(
-            f"Cannot account the run by {sampling!r}: an earlier `fit`, without EpsilonCallback, "
-            "had epochs of another number of steps, or epochs of which nobody can tell that they "
-            "were one pass over the data (`steps_per_epoch`, a generator). An example may have "
-            f"entered more than once in {sampling.steps_per_epoch} steps. Pass the callback to "
-            "every `fit`; arrays and data sets that know their length can do without."
+            f"Cannot account the run by {sampling!r}: earlier steps were of epochs of another "
+            "length, or of a `fit` without EpsilonCallback whose epochs need not be one pass over "
+            "the data (`steps_per_epoch`, a generator). An example may have entered more than once "
+            f"in {sampling.steps_per_epoch} steps. Pass the callback to every `fit`; arrays and "
+            "data sets that know their length can do without."
         )
     raise SamplingError(
         f"Cannot account the run by {sampling!r}: some of its {iterations} steps were drawn by "

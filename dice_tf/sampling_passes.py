@@ -52,9 +52,10 @@ def begin(model, sampling):
 
 def build_optimizer(model):
     """Builds the optimizer of a built model: it takes what was loaded, and a record to write to."""
+    if model.optimizer.built:
+        return
     # Keras calls a model built whose `build` left its layers as they are.
-    knows_variables = all(layer.built for layer in model._flatten_layers())
-    if knows_variables and model.trainable_variables and not model.optimizer.built:
+    if all(layer.built for layer in model._flatten_layers()) and model.trainable_variables:
         with model.distribute_strategy.scope():
             model.optimizer.build(model.trainable_variables)
 

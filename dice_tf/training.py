@@ -145,8 +145,12 @@ def _compare(model, data):
     compared = True
     if optimizer.mechanism.num_microbatches is None:
         engine = functools.partial(_engine(optimizer), model)
+        # Without XLA the reference engine may corrupt memory where it is allowed with it only.
+        compiled = bool(model.jit_compile) and optimizer.gradient_engine == "vectorized"
         with distribution.first_replica(strategy):
-            compared = self_check.check_against_single_examples(model, engine, x, y, sample_weight)
+            compared = self_check.check_against_single_examples(
+                model, engine, x, y, sample_weight, compiled
+            )
     # Otherwise the reference engine runs every microbatch on its own.
     if multi_worker.has_several_workers(strategy):
         # They must go on alike: whether the next batch is compared, too.

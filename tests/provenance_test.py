@@ -185,7 +185,12 @@ OTHERS = [
 
 def test_samplings_of_equal_cost_have_one_name_and_others_not():
     names = [provenance.sampling_name(sampling) for sampling in OTHERS]
-    assert len(set(names)) == len(OTHERS) and all(0 <= name < 2**31 for name in names)
+    assert len(set(names)) == len(OTHERS)
+    for name, sampling in zip(names, OTHERS, strict=True):
+        assert abs(name) < 2**31 and (name < provenance.UNSEEN) == (not sampling.amplified)
+    assert provenance.sampling_name(ShuffledEpochs(120, 10)) == provenance.sampling_name(
+        ShuffledEpochs(60, 5)
+    )
     # Whoever knows the name must not learn the seed.
     assert provenance.sampling_name(PoissonSampling(60, 5, seed=3)) == names[0]
 
@@ -211,7 +216,9 @@ def test_steps_of_another_sampling_are_refused(one, other):
     check(join(record, one), one)
     mixed = join(record, other)
     for record, sampling in [(record, other), (mixed, one), (mixed, other)]:
-        with pytest.raises(SamplingError, match="a sampling with other parameters"):
+        amplified = "a sampling with other parameters"
+        message = amplified if sampling.amplified else "epochs of another length"
+        with pytest.raises(SamplingError, match=message):
             check(record, sampling)
 
 

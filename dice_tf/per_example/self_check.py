@@ -31,7 +31,7 @@ _SMALLEST, _LARGEST = 1e-15, 1e15
 _silence = threading.local()
 
 
-def check_against_single_examples(model, engine, x, y, sample_weight=None):
+def check_against_single_examples(model, engine, x, y, sample_weight=None, jit_compile=False):
     """Raises if the engine's gradients are not those of the examples on their own.
 
     Args:
@@ -40,6 +40,7 @@ def check_against_single_examples(model, engine, x, y, sample_weight=None):
         x: Inputs of a batch; a few different examples are used.
         y: Targets of the batch.
         sample_weight: `None`, or the weights of the batch: examples of weight 0 are not used.
+        jit_compile: Whether the engine is compiled with XLA.
 
     Returns:
         Whether that is settled. `False` if this batch has nothing to compare: no example of
@@ -66,7 +67,8 @@ def check_against_single_examples(model, engine, x, y, sample_weight=None):
 
     def compare(x, y):
         clip = lambda norms: (tf.where(tf.math.is_finite(norms), weights, 0.0), None)
-        sums = engine(x, y, None, clip)
+        run = lambda x, y: engine(x, y, None, clip)
+        sums = (tf.function(run, jit_compile=True, autograph=False) if jit_compile else run)(x, y)
         singles = [_gradients_alone(model, x, y, i, variables) for i in range(count)]
         alone = tf.stack([_flat(single, variables) for single in singles])
         largest = tf.reduce_max(tf.abs(alone), axis=1)
