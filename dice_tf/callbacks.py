@@ -323,7 +323,8 @@ class EpsilonCallback(keras.callbacks.Callback):
         taken, drawn = self._steps_taken() - self._steps_before, self._draws()
         fresh = self._batches if drawn is None else min(self._batches, drawn - self._draws_before)
         if taken > fresh:
-            sampling_passes.note_reused_draws(self._optimizer, taken - fresh)
+            if any(sampling is self.sampling for sampling, _ in self._sources):
+                sampling_passes.note_reused_draws(self._optimizer, taken - fresh)
             raise SamplingError(
                 f"Cannot account the run by {self.sampling!r}: this `fit` made {taken} steps, but "
                 f"had only {fresh} batches that were drawn for it. Pass the callback the very "

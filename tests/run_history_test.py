@@ -154,6 +154,18 @@ def test_draws_for_validation_do_not_stand_for_cached_ones(make_sampling):
     assert callback.epsilon() == compute_epsilon(honest.optimizer.mechanism, sampling, 16, DELTA)
 
 
+def test_a_callback_of_another_object_spoils_nothing():
+    sampling, model = PoissonSampling(N, B), make()
+    with pytest.raises(SamplingError, match="the very object"):
+        fit(model, sampling.dataset(X, Y), callbacks=[EpsilonCallback(PoissonSampling(N, B), DELTA)])
+    callback = EpsilonCallback(sampling, DELTA)
+    fit(model, sampling.dataset(X, Y), callbacks=[callback])
+    steps = int(model.optimizer.iterations)
+    assert steps > 8
+    expected = compute_epsilon(model.optimizer.mechanism, sampling, steps, DELTA)
+    assert callback.epsilon() == expected
+
+
 @pytest.mark.parametrize("with_callback", [True, False])
 def test_cached_draws_are_refused(with_callback):
     sampling = PoissonSampling(N, B)
