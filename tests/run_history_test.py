@@ -156,8 +156,9 @@ def test_draws_for_validation_do_not_stand_for_cached_ones(make_sampling):
 
 def test_a_callback_of_another_object_spoils_nothing():
     sampling, model = PoissonSampling(N, B), make()
+    of_another = EpsilonCallback(PoissonSampling(N, B), DELTA)
     with pytest.raises(SamplingError, match="the very object"):
-        fit(model, sampling.dataset(X, Y), callbacks=[EpsilonCallback(PoissonSampling(N, B), DELTA)])
+        fit(model, sampling.dataset(X, Y), callbacks=[of_another])
     callback = EpsilonCallback(sampling, DELTA)
     fit(model, sampling.dataset(X, Y), callbacks=[callback])
     steps = int(model.optimizer.iterations)
