@@ -5,7 +5,14 @@
 import keras
 import tensorflow as tf
 
-from dice_tf import accounting, fit_data, multi_worker, provenance, sampling_passes
+from dice_tf import (
+    accounting,
+    fit_data,
+    multi_worker,
+    private_checkpoints,
+    provenance,
+    sampling_passes,
+)
 from dice_tf.accounting.epsilon import ACCOUNTANTS, up
 from dice_tf.accounting.events import check_delta, check_run, check_sampling, is_unbounded
 from dice_tf.errors import (
@@ -304,7 +311,7 @@ class EpsilonCallback(keras.callbacks.Callback):
     def _require_record(self):
         steps = self._iterations()
         if steps and not self._optimizer.built:
-            sampling_passes.build_optimizer(self.model)
+            private_checkpoints.build_optimizer(self.model)
         if steps and not self._optimizer.built:
             raise SamplingError(
                 f"The optimizer was loaded with {steps} steps, whose record it can take only when "

@@ -186,6 +186,16 @@ def released(store):
     return {name: store[name] for name in store.keys() if not name.startswith(_PREFIX)}
 
 
+def build_optimizer(model):
+    """Builds the optimizer of a built model: it takes what was loaded, and a record to write to."""
+    if model.optimizer.built:
+        return
+    # Keras calls a model built whose `build` left its layers as they are.
+    if all(layer.built for layer in model._flatten_layers()) and model.trainable_variables:
+        with model.distribute_strategy.scope():
+            model.optimizer.build(model.trainable_variables)
+
+
 def continue_sampling(model, sampling):
     """Makes private checkpoints of a model hold its sampler's position, or restores it.
 
@@ -222,10 +232,11 @@ def continue_sampling(model, sampling):
             "Only a run with a private optimizer has a position in its draws to continue from. "
             f"Received: optimizer={type(optimizer).__name__}."
         )
-    if not optimizer.save_errors or not model.built:
+    if not optimizer.save_errors:
         return False
+    build_optimizer(model)
     if not optimizer.built:
-        optimizer.build(model.trainable_variables)
+        return False
     private, identity = optimizer._private, _digest(sampling)
     steps = int(optimizer.iterations.numpy())
     stored = private.sampler.numpy().tolist()

@@ -43,21 +43,11 @@ def begin(model, sampling):
         sampling: The object whose `dataset` feeds the steps that follow.
     """
     optimizer = model.optimizer
-    build_optimizer(model)
+    private_checkpoints.build_optimizer(model)
     if not private_checkpoints.continue_sampling(model, sampling):
         close_open_pass(optimizer, sampling)
     _write_record(optimizer, provenance.join_sampling(read_record(optimizer), sampling))
     _warn_of_discarded_steps(optimizer)
-
-
-def build_optimizer(model):
-    """Builds the optimizer of a built model: it takes what was loaded, and a record to write to."""
-    if model.optimizer.built:
-        return
-    # Keras calls a model built whose `build` left its layers as they are.
-    if all(layer.built for layer in model._flatten_layers()) and model.trainable_variables:
-        with model.distribute_strategy.scope():
-            model.optimizer.build(model.trainable_variables)
 
 
 def note_reused_draws(optimizer, steps):
@@ -165,7 +155,7 @@ class _NotePass(keras.callbacks.Callback):
         self._shown = shown
 
     def on_epoch_begin(self, epoch, logs=None):
-        build_optimizer(self.model)
+        private_checkpoints.build_optimizer(self.model)
         if not isinstance(self._shown, int):  # Then it is `ShuffledEpochs`.
             close_open_pass(self.model.optimizer, self._shown)
         self._note()

@@ -14,7 +14,7 @@ from dice_tf.accounting import compute_epsilon
 from dice_tf.callbacks import EpsilonCallback
 from dice_tf.errors import OptimizerArgumentError, PlainGradientsError, SamplingError
 from dice_tf.optimizers import DiceSGDOptimizer
-from dice_tf.private_checkpoints import continue_sampling
+from dice_tf.private_checkpoints import build_optimizer, continue_sampling
 from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, ShuffledEpochs
 from dice_tf.training import private_train_step
 
@@ -107,16 +107,20 @@ class Own(keras.Model):
         return self.dense(x)
 
 
+@pytest.mark.parametrize("save_errors", [True, False])
 @pytest.mark.parametrize("data", [(X, Y), (tf.data.Dataset.from_tensor_slices((X, Y)).batch(B),)])
-def test_a_model_that_is_built_without_its_layers_trains(data):
+def test_a_model_that_is_built_without_its_layers_trains(data, save_errors):
     model = Own()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model.build((None, 3))
-    optimizer = DiceSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=5.0, expected_batch_size=B)
+    optimizer = DiceSGDOptimizer(
+        l2_norm_clip=1.0, noise_multiplier=5.0, expected_batch_size=B, save_errors=save_errors
+    )
     model.compile(optimizer, "mse")
     sampling = ShuffledEpochs(N, B)
     assert asked(model, sampling).epsilon() == 0
+    assert not continue_sampling(model, sampling)
     fit(model, *data, **({"batch_size": B} if len(data) > 1 else {}))
     assert asked(model, sampling).accounted_steps() == 8
 
@@ -415,7 +419,7 @@ def test_a_record_begun_before_the_build_is_kept():
     )
     sampling_passes._write_record(model.optimizer, fields)
     model.build((None, 3))
-    sampling_passes.build_optimizer(model)
+    build_optimizer(model)
     assert sampling_passes.read_record(model.optimizer) == fields
 
 
