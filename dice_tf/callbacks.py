@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from dice_tf import (
     accounting,
+    admission,
     fit_data,
-    multi_worker,
     private_checkpoints,
     provenance,
     sampling_passes,
@@ -130,7 +130,7 @@ class EpsilonCallback(keras.callbacks.Callback):
             x: What `fit` received as `x`.
             steps_per_epoch: What `fit` received so, or `None`.
         """
-        self._sources = multi_worker.sampling_sources(x)
+        self._sources = admission.sources(x)
         length = fit_data.known_cardinality(x)
         self._epoch_is_one_pass = not isinstance(x, tf.distribute.DistributedDataset) and (
             steps_per_epoch in (None, length)
@@ -160,6 +160,7 @@ class EpsilonCallback(keras.callbacks.Callback):
             self._has_begun = True
         elif not self.sampling.amplified:
             sampling_passes.close_open_pass(self._optimizer, self.sampling)
+        sampling_passes.begin_epoch(self._optimizer)
         self._epoch = epoch
         self._count = self.accounted_steps()
 
@@ -169,7 +170,7 @@ class EpsilonCallback(keras.callbacks.Callback):
         self._calls = self._batches = 0
         self._steps_before, self._draws_before = self._steps_taken(), self._draws()
         self._check_provenance()
-        sampling_passes.begin(self.model, self.sampling)
+        sampling_passes.begin(self.model, self.sampling, admission.row_order(self._sources))
 
         self._count = self.accounted_steps()
         self._shown = self._epsilon_after(self._count)
@@ -330,7 +331,7 @@ class EpsilonCallback(keras.callbacks.Callback):
         taken, drawn = self._steps_taken() - self._steps_before, self._draws()
         fresh = self._batches if drawn is None else min(self._batches, drawn - self._draws_before)
         if taken > fresh:
-            if any(sampling is self.sampling for sampling, _ in self._sources):
+            if any(source.sampling is self.sampling for source in self._sources):
                 sampling_passes.note_reused_draws(self._optimizer, taken - fresh)
             raise SamplingError(
                 f"Cannot account the run by {self.sampling!r}: this `fit` made {taken} steps, but "
@@ -344,9 +345,9 @@ class EpsilonCallback(keras.callbacks.Callback):
         amplified = self.sampling.amplified
         # A data set that comes twice in a pipeline has one count.
         counts = {
-            id(draws): draws[0]
-            for sampling, draws in self._sources
-            if sampling is self.sampling or not amplified
+            id(source.draws): source.draws[0]
+            for source in self._sources
+            if source.sampling is self.sampling or not amplified
         }
         if counts:
             return sum(counts.values())

@@ -20,6 +20,7 @@ import keras
 import tensorflow as tf
 
 from dice_tf import (
+    admission,
     data_sources,
     distribution,
     fit_data,
@@ -93,7 +94,8 @@ def _fit(stock_fit):
         if not _has_private_optimizer(self):
             return stock_fit(self, x, *args, **kwargs)
         given = inspect.signature(stock_fit).bind(self, x, *args, **kwargs).arguments
-        samplings = multi_worker.samplings(x)
+        found = admission.sources(x)
+        samplings = [source.sampling for source in found]
         multi_worker.check_training_data(self, x)
         multi_worker.align_samplers(self, x)
         multi_worker.check_workers_agree(self)
@@ -103,13 +105,15 @@ def _fit(stock_fit):
             for callback in sampling_passes.listed(callbacks)
             if isinstance(callback, EpsilonCallback)
         ]
+        for budget in budgets:
+            admission.check_claim(budget.sampling, x, found)
         unaccounted = fit_data.unaccounted_pass(given, samplings, budgets)
-        given["callbacks"] = sampling_passes.with_passes(self, callbacks, samplings, unaccounted)
+        given["callbacks"] = sampling_passes.with_passes(self, callbacks, found, unaccounted)
         for budget in budgets:
             budget.note_data(x, given.get("steps_per_epoch"))
         fit_data.check_dense(x)
         claims = [*samplings, *(budget.sampling for budget in budgets)]
-        given["x"] = fit_data.at_most_one_row_each(given, claims)
+        fit_data.check_rows(given, claims)
         if not claims:
             fit_data.warn_of_batch_size(given, self.optimizer.mechanism.expected_batch_size)
         if samplings:
@@ -119,7 +123,7 @@ def _fit(stock_fit):
                 given["x"] = data_sources.with_class_weights(
                     given["x"], given.pop("class_weight")
                 )
-        with sampling_passes.warn_of_other_trainings(self), fit_data.typed_errors():
+        with sampling_passes.warn_of_other_trainings(self):
             return stock_fit(**given)
 
     return fit

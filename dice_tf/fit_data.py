@@ -6,20 +6,15 @@
 they are, but there are no more of them than examples.
 """
 
-import contextlib
 import math
 import warnings
 
-import keras
 import tensorflow as tf
 
 from dice_tf import provenance
 from dice_tf.errors import SamplingError
-from dice_tf.metrics import present_examples
 from dice_tf.sampling import ShuffledEpochs
 
-# By this text an error is known again that comes out of `tf.data`.
-_TOO_MANY_ROWS = "an epoch holds more rows than there are examples"
 _DEFAULT_BATCH_SIZE = 32  # That of `fit`, for arrays.
 
 
@@ -90,43 +85,24 @@ def check_dense(x):
         )
 
 
-def at_most_one_row_each(given, samplings):
-    """Returns what `fit` is to train on: the same, with an error in place of rows too many.
+def check_rows(given, claims):
+    """Refuses arrays with more rows than there are examples, for other data see `provenance`.
 
     Args:
         given: Dict of the arguments of `fit`.
-        samplings: Objects of `dice_tf.sampling` that it is accounted with, or drawn by. Of
-            interest are `ShuffledEpochs` whose epoch is one pass over the data; `EpsilonCallback`
-            refuses others.
+        claims: Objects of `dice_tf.sampling` that it is accounted with.
 
     Raises:
-        SamplingError: If arrays have more rows than the data set has examples; for a
-            `tf.data.Dataset` it is raised within `typed_errors`, at the batch too many.
+        SamplingError: If an epoch of `ShuffledEpochs` would show an example twice.
     """
-    x, shuffled = given["x"], [sampling for sampling in samplings if not sampling.amplified]
-    if isinstance(x, tf.data.Dataset):
-        steps = known_cardinality(x)
-        for sampling in shuffled:
-            if sampling.steps_per_epoch == steps:
-                x = _counted(x, sampling.num_examples)
-    elif shuffled:
-        # A PyDataset or a generator has no rows that one could count beforehand.
-        rows = _count_array_rows(given)
-        for sampling in shuffled:
-            if rows is not None and rows > sampling.num_examples:
-                _raise_too_many(f"{rows} rows, {sampling!r}")
-    return x
-
-
-@contextlib.contextmanager
-def typed_errors():
-    """Context of a `fit`: errors of `at_most_one_row_each` become `SamplingError`s."""
-    try:
-        yield
-    except tf.errors.InvalidArgumentError as error:
-        if _TOO_MANY_ROWS in error.message:
-            _raise_too_many("a `tf.data.Dataset`")
-        raise
+    rows = _count_array_rows(given)
+    for sampling in claims:
+        if not sampling.amplified and rows is not None and rows > sampling.num_examples:
+            raise SamplingError(
+                "Under `ShuffledEpochs` an epoch shows each example once, but this one holds "
+                f"{rows} rows, more rows than there are examples. Received: {sampling!r}. Declare "
+                "the true `num_examples`, and leave resampling out."
+            )
 
 
 def warn_of_batch_size(given, expected):
@@ -145,27 +121,6 @@ def warn_of_batch_size(given, expected):
             "a sampler.",
             stacklevel=4,
         )
-
-
-def _raise_too_many(received):
-    raise SamplingError(
-        "Under `ShuffledEpochs` an epoch shows each example once, but this one holds more rows "
-        f"than there are examples. Received: {received}. Declare the true `num_examples`; leave "
-        "`repeat` and resampling out; keep the weights of a sampler's batches, which are 0 for "
-        "padding."
-    )
-
-
-def _counted(data, num_examples):
-    def count(seen, batch):
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-        rows = tf.zeros(tf.shape(tf.nest.flatten((x, y))[0])[:1])
-        present = present_examples(sample_weight, rows)
-        seen += tf.math.count_nonzero(present)
-        tf.debugging.Assert(seen <= num_examples, [_TOO_MANY_ROWS])
-        return seen, batch
-
-    return data.scan(tf.constant(0, tf.int64), count)
 
 
 def _count_array_rows(given):

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from dice_tf import admission
 from dice_tf.errors import DistributionError, SamplingError
 
 # The versions of Keras, first included and last excluded, whose `fit` fails with several workers
@@ -145,7 +146,7 @@ def check_training_data(model, x):
     Raises:
         SamplingError: If there are several workers, and `x` is not from a sampler.
     """
-    if has_several_workers(model.distribute_strategy) and not samplings(x):
+    if has_several_workers(model.distribute_strategy) and not admission.samplings(x):
         raise SamplingError(
             "With several workers each must take its share of the same batch, and shuffling or "
             "sharding on their own could show an example to several of them. Pass `fit` the data "
@@ -167,7 +168,7 @@ def align_samplers(model, x):
     strategy = model.distribute_strategy
     if not has_several_workers(strategy):
         return
-    for sampling in samplings(x):
+    for sampling in admission.samplings(x):
         state = sampling._state
         begun = int(values_of_chief(strategy, [state.iterations])[0])
         with state.lock:
@@ -207,48 +208,6 @@ def join_workers(sampling):
             state.entropy = sum(word << 32 * i for i, word in enumerate(words))
         state.assignment, state.shared = assignment, True
     return strategy.num_replicas_in_sync
-
-
-def mark_as_sampled(dataset, sampling, draws):
-    """Marks a data set as one whose batches are the same on every worker, drawn by `sampling`.
-
-    Args:
-        dataset: A `tf.data.Dataset`.
-        sampling: Object of `dice_tf.sampling`.
-        draws: List that holds the number of batches drawn for this data set.
-    """
-    dataset.sampling_of_every_worker = sampling, draws
-
-
-def sampling_sources(dataset):
-    """Returns the data sets of samplers behind a data set; none if some of it is not from one.
-
-    Args:
-        dataset: What `fit` received as `x`.
-
-    Returns:
-        List of pairs of a sampling object and the list that `mark_as_sampled` received.
-
-    Raises:
-        SamplingError: If random draws are cached on the way, to be used again and again.
-    """
-    if hasattr(dataset, "sampling_of_every_worker"):
-        return [dataset.sampling_of_every_worker]
-    inputs = dataset._inputs() if isinstance(dataset, tf.data.Dataset) else []
-    found = [sampling_sources(parent) for parent in inputs]
-    drawn = [sampling for source in found for sampling, _ in source if sampling.amplified]
-    if drawn and type(dataset).__name__ == "CacheDataset":
-        raise SamplingError(
-            f"The batches of {drawn[0]!r} are cached, so that each epoch trains on the draws of "
-            "the first, which amplification by sampling does not cover. Leave `cache()` out, or "
-            "cache the data before they are drawn from."
-        )
-    return sum(found, []) if all(found) else []
-
-
-def samplings(dataset):
-    """Returns the sampling objects behind a data set, see `sampling_sources`."""
-    return [sampling for sampling, _ in sampling_sources(dataset)]
 
 
 def with_vector_logs(model, step_function):

@@ -55,6 +55,8 @@ class PrivateState:
         self.error_step = None
         self.errors = []
         self.sampler = None
+        # Fingerprint of the order of the rows that cyclic groups were drawn from.
+        self.row_order = None
         # What was loaded into an optimizer that is not built yet, and the record it begins with.
         self.to_load = self.first_record = None
         # What `continue_sampling` last wrote there; anything else came from a file.

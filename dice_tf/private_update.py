@@ -233,7 +233,7 @@ class PrivateUpdate:
             "`super().train_step(data)`."
         )
 
-    def apply_private_update(self, sums, variables, penalty_gradients, marks):
+    def apply_private_update(self, sums, variables, penalty_gradients, marks, rows):
         """Takes one step of DiceSGD from the gradient sums of this replica.
 
         Args:
@@ -241,6 +241,7 @@ class PrivateUpdate:
             variables: The model's trainable variables, in the order of the sums.
             penalty_gradients: Gradient of the weight regularizers per variable, or `None`.
             marks: Int32 scalar from `provenance.count_marks`.
+            rows: Scalar, the number of this replica's rows of nonzero weight.
 
         Source: Zhang et al., ICLR 2024, Alg. 1 lines 5 to 7.
         """
@@ -250,9 +251,8 @@ class PrivateUpdate:
         heads = [sums.head[i] for i in used]
         residuals = [] if sums.residual is None else [sums.residual[i] for i in used]
         # One dtype, because one all-reduce takes no mixture of them.
-        *reduced, marks = distribution.sum_over_replicas(
-            [*heads, *residuals, tf.cast(marks, tf.float32)]
-        )
+        counts = [tf.cast(count, tf.float32) for count in (marks, rows)]
+        *reduced, marks, rows = distribution.sum_over_replicas([*heads, *residuals, *counts])
         heads, residuals = reduced[: len(used)], reduced[len(used) :]
 
         slots = [self._get_variable_index(variables[i]) for i in used]
@@ -282,7 +282,7 @@ class PrivateUpdate:
             *zip(errors, new_errors, strict=True),
             *((error, tf.zeros(error.shape)) for error in forgotten),
             (self._sampling_record, provenance.update_record(
-                self._sampling_record.value, marks, mechanism.noise_is_secret)),
+                self._sampling_record.value, marks, rows, mechanism.noise_is_secret)),
             (private.noise_draws, private.noise_draws.value + 1),
             (private.process_draws, private.process_draws.value + 1),
             (private.error_step, tf.cast(self._iterations.value, tf.int64) + 1),

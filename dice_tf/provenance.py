@@ -33,7 +33,8 @@ from dice_tf.errors import SamplingError
 # group assignment in use, -1 before the first. `sampling`: `sampling_name` of all steps
 # of a known origin, `_UNKNOWN` before the first, `SEVERAL` if several samplers drew them,
 # `UNSEEN` if epochs had several lengths or were not seen to be one pass over the data.
-# `seeded_steps`: steps whose noise came from a `noise_seed`.
+# `seeded_steps`: steps whose noise came from a `noise_seed`. `rows`: rows of nonzero weight in
+# unmarked batches since an epoch began; `most_rows`: the largest such number so far.
 RECORD_FIELDS = (
     "steps",
     "last_group",
@@ -44,6 +45,8 @@ RECORD_FIELDS = (
     "assignment",
     "sampling",
     "seeded_steps",
+    "rows",
+    "most_rows",
 )
 RECORD_SIZE = len(RECORD_FIELDS)
 _NO_CYCLE = np.iinfo(np.int32).max
@@ -144,11 +147,8 @@ def join_sampling(fields, sampling):
     name = sampling if isinstance(sampling, int) else sampling_name(sampling)
     known = fields["sampling"]
     if fields["steps"] and known not in (_UNKNOWN, name):
-        if _is_drawn(known) == _is_drawn(name):
-            name = SEVERAL if _is_drawn(name) else UNSEEN
-        elif _is_drawn(known):
-            # Marks tell whether steps of another origin are among those of a sampler.
-            name = known
+        # Marks do not tell what was left out of data whose sampler was not seen.
+        name = SEVERAL if _is_drawn(known) and _is_drawn(name) else UNSEEN
     return dict(fields, sampling=name)
 
 
@@ -179,12 +179,14 @@ def count_marks(sample_weight):
     return tf.reduce_sum(tf.cast(marked, tf.int32))
 
 
-def update_record(record, marks, noise_is_secret=True):
+def update_record(record, marks, rows=0, noise_is_secret=True):
     """Returns the record after one more step.
 
     Args:
         record: Int32 `[RECORD_SIZE]`, the record so far.
         marks: Int32 scalar, `count_marks` of the step's batch over all replicas.
+        rows: Int32 scalar, its rows of nonzero weight. Those of marked batches are secret, and
+            not recorded.
         noise_is_secret: Whether the step's noise key is, see `DiceMechanism`.
 
     Returns:
@@ -204,6 +206,7 @@ def update_record(record, marks, noise_is_secret=True):
     in_order = (group >= 0) & ((group == 0) | (group == last + 1))
     returned = (group == 0) & (last >= 0)
     cycle = tf.where(returned, last + 1, _NO_CYCLE)
+    rows = fields["rows"] + tf.where(group < 0, tf.cast(rows, tf.int32), 0)
     fields.update(
         steps=fields["steps"] + 1,
         last_group=group,
@@ -211,6 +214,8 @@ def update_record(record, marks, noise_is_secret=True):
         largest_group=tf.maximum(fields["largest_group"], group),
         disordered_steps=fields["disordered_steps"] + tf.cast(~in_order, tf.int32),
         seeded_steps=fields["seeded_steps"] + int(not noise_is_secret),
+        rows=rows,
+        most_rows=tf.maximum(fields["most_rows"], rows),
     )
     return tf.stack([fields[name] for name in RECORD_FIELDS])
 
@@ -227,7 +232,8 @@ def check_record(record, iterations, sampling):
         SamplingError: If the record is of another number of steps, or of a sampling with
             other parameters; if amplification is claimed and a step was unmarked, batches
             came out of order, or they came from a sampler with another number of groups;
-            or if none is claimed and a Poisson sampler drew batches.
+            or if none is claimed and a Poisson sampler drew batches, or an epoch showed more
+            rows than there are examples.
     """
     seen = unpack_record(record)
     if seen["steps"] != iterations:
@@ -245,11 +251,40 @@ def check_record(record, iterations, sampling):
             "which may draw an example several times in one epoch. Use one sampling object "
             "for the data set and for the accounting, from the first step of a run to its last."
         )
+    _check_origin(seen, sampling)
+    check_rows(record, sampling)
+
+
+def check_rows(record, sampling):
+    """Refuses a run one of whose epochs showed more rows than there are examples.
+
+    Args:
+        record: Int32 `[RECORD_SIZE]`, the record kept by the train step.
+        sampling: The sampling object that the run is accounted with.
+
+    Raises:
+        SamplingError: If `sampling` is to show each example once per epoch.
+    """
+    rows = unpack_record(record)["most_rows"]
+    if not sampling.amplified and rows > sampling.num_examples:
+        raise SamplingError(
+            "Under `ShuffledEpochs` an epoch shows each example once, but one of this run showed "
+            f"{rows} rows, more rows than there are examples. Received: {sampling!r}. Declare the "
+            "true `num_examples`; leave `repeat` and resampling out; keep the weights of a "
+            "sampler's batches, which are 0 for padding."
+        )
+
+
+def _check_origin(seen, sampling):
     name = seen["sampling"] if seen["steps"] else _UNKNOWN
     if name in (_UNKNOWN, sampling_name(sampling)):
         return
     if sampling.amplified and not _is_drawn(name):
-        return  # All steps are marked: what drew them was hidden, by a generator for instance.
+        raise SamplingError(
+            f"Cannot claim privacy amplification by {sampling!r}: an earlier `fit` hid what drew "
+            "its batches, behind a generator or a `flat_map` for instance, and some may have been "
+            "left out. Pass `sampling.dataset(...)` itself to every `fit`."
+        )
     if not _is_drawn(name):
         raise SamplingError(
             f"Cannot account the run by {sampling!r}: earlier steps were of epochs of another "
@@ -259,7 +294,7 @@ def check_record(record, iterations, sampling):
             "data sets that know their length can do without."
         )
     raise SamplingError(
-        f"Cannot account the run by {sampling!r}: some of its {iterations} steps were drawn by "
+        f"Cannot account the run by {sampling!r}: some of its {seen['steps']} steps were drawn by "
         "a sampling with other parameters (its class, `num_examples`, `expected_batch_size` or "
         "`num_groups`), or by several in one data set, at which a step costs more or less. Compile "
         "the model with a new optimizer for the other sampling, and add up the epsilons and deltas "

@@ -16,7 +16,7 @@ import numpy as np
 from scipy import stats
 import tensorflow as tf
 
-from dice_tf import multi_worker, padding
+from dice_tf import admission, multi_worker, padding, row_order
 from dice_tf.data_sources import row_fetcher, row_weights
 from dice_tf.errors import SamplingError
 from dice_tf.mechanism import check_integer
@@ -236,7 +236,8 @@ class Sampling:
         options = tf.data.Options()
         options.autotune.enabled = False
         data = data.with_options(options)
-        multi_worker.mark_as_sampled(data, self, draws)
+        order = row_order.fingerprint(fetch, self.num_examples) if self.num_groups > 1 else None
+        admission.mark(data, admission.Source(self, draws, order))
         return data.apply(tf.data.experimental.assert_cardinality(self.steps_per_epoch)).prefetch(2)
 
     def _plan(self, planned_steps, replicas=1):

@@ -32,7 +32,7 @@ def read_record(optimizer):
     return provenance.unpack_record(provenance.initial_record() if stored is None else stored)
 
 
-def begin(model, sampling):
+def begin(model, sampling, row_order=None):
     """Continues the pass that a private checkpoint holds, or closes the one that is open.
 
     To be called after other callbacks loaded what they load, and before the first step;
@@ -41,13 +41,24 @@ def begin(model, sampling):
     Args:
         model: Keras model compiled with a private optimizer.
         sampling: The object whose `dataset` feeds the steps that follow.
+        row_order: `Source.row_order` of its data, `None` if unknown.
     """
     optimizer = model.optimizer
     private_checkpoints.build_optimizer(model)
-    if not private_checkpoints.continue_sampling(model, sampling):
-        close_open_pass(optimizer, sampling)
+    follows = private_checkpoints.continue_sampling(model, sampling)
+    if not follows or _is_other_order(optimizer, row_order):
+        close_open_pass(optimizer, sampling, row_order)
+    if row_order is not None:
+        optimizer._private.row_order = row_order
     _write_record(optimizer, provenance.join_sampling(read_record(optimizer), sampling))
     _warn_of_discarded_steps(optimizer)
+
+
+def begin_epoch(optimizer):
+    """Counts the rows of an epoch from its beginning."""
+    record = read_record(optimizer)
+    if record["rows"]:
+        _write_record(optimizer, dict(record, rows=0))
 
 
 def note_reused_draws(optimizer, steps):
@@ -64,7 +75,7 @@ def note_assignment(optimizer, sampling):
     _write_record(optimizer, record)
 
 
-def with_passes(model, callbacks, samplings, unaccounted=None):
+def with_passes(model, callbacks, found, unaccounted=None):
     """Returns the callbacks of `fit`, and one that begins its pass.
 
     `EpsilonCallback` does so, too, but need not be there in every `fit` of a run.
@@ -72,7 +83,7 @@ def with_passes(model, callbacks, samplings, unaccounted=None):
     Args:
         model: Compiled Keras model with a private optimizer.
         callbacks: What `fit` received: `None`, a callback, a nest of them or a `CallbackList`.
-        samplings: List of the sampling objects behind the data of this `fit`.
+        found: List of `admission.Source`s behind the data of this `fit`.
         unaccounted: What to record of this `fit`, from `fit_data.unaccounted_pass`.
 
     Returns:
@@ -80,8 +91,8 @@ def with_passes(model, callbacks, samplings, unaccounted=None):
     """
     if unaccounted is not None:
         added = _NotePass(unaccounted)
-    elif samplings:
-        added = _BeginPass(samplings[0])
+    elif found:
+        added = _BeginPass(found[0])
     else:
         return callbacks
     if isinstance(callbacks, keras.callbacks.CallbackList):
@@ -125,9 +136,9 @@ class _BeginPass(keras.callbacks.Callback):
     # It has no methods for batches, so that nothing runs in another thread.
     async_safe = True
 
-    def __init__(self, sampling):
+    def __init__(self, source):
         super().__init__()
-        self._sampling = sampling
+        self._sampling, self._row_order = source.sampling, source.row_order
 
     def on_train_begin(self, logs=None):
         check_run(self.model.optimizer.mechanism, self._sampling, 0)
@@ -136,13 +147,17 @@ class _BeginPass(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         if not self._has_begun:
             # Not in `on_train_begin`, in which other callbacks load what they backed up.
-            begin(self.model, self._sampling)
+            begin(self.model, self._sampling, self._row_order)
             self._has_begun = True
         elif not self._sampling.amplified:
             close_open_pass(self.model.optimizer, self._sampling)
+        begin_epoch(self.model.optimizer)
 
     def on_epoch_end(self, epoch, logs=None):
-        note_assignment(self.model.optimizer, self._sampling)
+        optimizer = self.model.optimizer
+        note_assignment(optimizer, self._sampling)
+        if optimizer.built:
+            provenance.check_rows(optimizer.sampling_record, self._sampling)
 
 
 class _NotePass(keras.callbacks.Callback):
@@ -158,6 +173,7 @@ class _NotePass(keras.callbacks.Callback):
         private_checkpoints.build_optimizer(self.model)
         if not isinstance(self._shown, int):  # Then it is `ShuffledEpochs`.
             close_open_pass(self.model.optimizer, self._shown)
+        begin_epoch(self.model.optimizer)
         self._note()
 
     def on_epoch_end(self, epoch, logs=None):
@@ -192,12 +208,19 @@ def _warn_of_discarded_steps(optimizer):
         )
 
 
-def close_open_pass(optimizer, sampling):
+def _is_other_order(optimizer, row_order):
+    return None not in (row_order, optimizer._private.row_order) and (
+        row_order != optimizer._private.row_order
+    )
+
+
+def close_open_pass(optimizer, sampling, row_order=None):
     """Counts a pass that was cut short as finished, and forgets what it would have fed back.
 
     Args:
         optimizer: A private optimizer.
         sampling: The object that draws the steps that follow.
+        row_order: `Source.row_order` of their data, `None` if unknown.
     """
     steps = int(optimizer.iterations.numpy())
     if not steps:
@@ -206,7 +229,8 @@ def close_open_pass(optimizer, sampling):
     missing = -(steps + record["unfinished_steps"]) % sampling.steps_per_round
     record["unfinished_steps"] += missing
     if sampling.num_groups > 1:
-        if missing or record["assignment"] != sampling.assignment:
+        other_groups = record["assignment"] != sampling.assignment
+        if missing or other_groups or _is_other_order(optimizer, row_order):
             for error in optimizer.errors:
                 error.assign(tf.zeros(error.shape))
         if missing:

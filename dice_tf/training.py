@@ -67,9 +67,9 @@ def private_train_step(model, data):
     _check_same_gradients(model, sums)
     variables = model.trainable_variables
     penalty, penalty_gradients = loss.regularization_gradients(variables)
-    optimizer.apply_private_update(
-        sums, variables, penalty_gradients, provenance.count_marks(sample_weight)
-    )
+    marks = provenance.count_marks(sample_weight)
+    rows = tf.reduce_sum(metrics.present_examples(sample_weight, sums.losses))
+    optimizer.apply_private_update(sums, variables, penalty_gradients, marks, rows)
     return metrics.update_metrics(model, x, y, sums.y_pred, sample_weight, sums.losses, penalty)
 
 

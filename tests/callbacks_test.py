@@ -258,16 +258,15 @@ def test_epsilon_is_computed_seldom(monkeypatch):
 @pytest.mark.parametrize("sampling", SAMPLINGS[:2], ids=repr)
 def test_case_8_arrays_are_not_accounted_as_poisson(sampling):
     model = make_model()
+    callback = EpsilonCallback(sampling, DELTA)
+    fit = lambda **k: model.fit(verbose=0, epochs=3, **k)
     with pytest.raises(SamplingError, match="accounted as `ShuffledEpochs`"):
-        model.fit(
-            X, Y, batch_size=B, verbose=0, epochs=3, callbacks=[EpsilonCallback(sampling, DELTA)]
-        )
-    assert iterations(model) <= 2
-    # The steps are part of the run for good: going on with the right data does not help.
+        fit(x=X, y=Y, batch_size=B, callbacks=[callback])
+    assert iterations(model) == 0
+    # Without the callback they are trained on, and part of the run for good.
+    fit(x=X, y=Y, batch_size=B)
     with pytest.raises(SamplingError, match="steps used batches that it did not draw"):
-        model.fit(
-            sampling.dataset(X, Y), verbose=0, callbacks=[EpsilonCallback(sampling, DELTA)]
-        )
+        fit(x=sampling.dataset(X, Y), callbacks=[callback])
 
 
 def test_case_8_arrays_are_accounted_by_epoch():
@@ -308,7 +307,7 @@ def tail_dropped():
         (B, lambda m, **k: m.fit(np.tile(X, (2, 1)), np.tile(Y, (2, 1)), batch_size=B, **k), "12"),
         (B, lambda m, **k: m.fit(X, Y, batch_size=B, steps_per_epoch=3, **k), "takes 3 steps"),
         (7, lambda m, **k: m.fit(tail_dropped(), **k), "takes 8 steps"),
-        (7, lambda m, **k: m.fit(tail_dropped().repeat(2), **k), "takes 16 steps"),
+        (7, lambda m, **k: m.fit(tail_dropped().repeat(2), **k), "more than once"),
         (7, lambda m, **k: m.fit(tail_dropped().take(2), **k), "takes 2 steps"),
         (7, lambda m, **k: m.fit(tail_dropped().filter(lambda x, y: True), **k), "unknown number"),
     ],
@@ -325,11 +324,11 @@ def test_case_15_data_that_contradicts_the_declared_size_is_refused(batch_size, 
     "change, message",
     [
         (lambda d: d.cache(), "are cached"),
-        (lambda d: d.shuffle(50), "out of order|after 1 steps"),
+        (lambda d: d.shuffle(50), "`shuffle` stands between"),
         (lambda d: d.map(lambda x, y, w: (x, y, None)), "did not draw"),
-        (lambda d: d.take(3), "after 1 steps, not 2"),
+        (lambda d: d.take(3), "`take` stands between.*pass `steps_per_epoch`"),
         (lambda d: CyclicPoissonSampling(N, B).dataset(X, Y), "the very object"),
-        (lambda d: PoissonSampling(N, B).dataset(X, Y), "with other parameters"),
+        (lambda d: PoissonSampling(N, B).dataset(X, Y), "draws. Pass the callback the very object"),
     ],
 )
 def test_data_sets_that_are_not_fresh_draws_in_order_are_refused(change, message):
@@ -347,7 +346,7 @@ def test_poisson_batches_are_not_accounted_as_shuffled():
             verbose=0,
             callbacks=[EpsilonCallback(ShuffledEpochs(N, B), DELTA)],
         )
-    assert iterations(model) == 1
+    assert iterations(model) == 0
 
 
 def test_cyclic_run_that_was_cut_within_a_cycle_goes_on_with_a_fresh_one():

@@ -98,6 +98,8 @@ def brute_force(marks):
         "assignment": -1,
         "sampling": -1,
         "seeded_steps": 0,
+        "rows": 0,
+        "most_rows": 0,
     }
 
 
@@ -170,6 +172,17 @@ def test_steps_with_seeded_noise_are_counted(seeded):
     for step in range(3):
         record = provenance.update_record(record, 1, noise_is_secret=step not in seeded)
     assert provenance.unpack_record(record)["seeded_steps"] == len(seeded)
+
+
+def test_rows_are_counted_where_they_are_public():
+    record = provenance.initial_record()
+    for marks, rows in ((0, 8), (1, 5), (0, 7), (2, 9)):
+        record = provenance.update_record(record, marks, rows)
+    fields = provenance.unpack_record(record)
+    assert fields["rows"] == fields["most_rows"] == 15
+    record = provenance.pack_record(dict(fields, rows=0))
+    fields = provenance.unpack_record(provenance.update_record(record, 0, 4))
+    assert (fields["rows"], fields["most_rows"]) == (4, 15)
 
 
 OTHERS = [

@@ -87,13 +87,15 @@ def check_sampling(sampling):
     # Imported late, because sampling loads TensorFlow.
     from dice_tf import sampling as sampling_lib
 
-    if isinstance(sampling, (sampling_lib.PoissonSampling, sampling_lib.CyclicPoissonSampling)):
+    # Exact types: a subclass may draw in another way, which costs something else.
+    if type(sampling) in (sampling_lib.PoissonSampling, sampling_lib.CyclicPoissonSampling):
         return True
-    if isinstance(sampling, sampling_lib.ShuffledEpochs):
+    if type(sampling) is sampling_lib.ShuffledEpochs:
         return False
     raise AccountingError(
         "Argument `sampling` must be a `PoissonSampling`, `CyclicPoissonSampling` or "
-        f"`ShuffledEpochs`. Received: sampling={sampling!r} (of type {type(sampling).__name__}). "
+        "`ShuffledEpochs`, not of a class derived from them, whose draws may cost more. Received: "
+        f"sampling={sampling!r} (of type {type(sampling).__name__}). "
         "Use `ShuffledEpochs` for data in any order in which each example comes once per epoch."
     )
 
