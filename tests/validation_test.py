@@ -8,8 +8,9 @@ import pytest
 import tensorflow as tf
 
 from dice_tf.errors import LossError, ModelError
+from dice_tf.model_repair import fix_model
 from dice_tf.optimizers import DiceSGDOptimizer
-from dice_tf.validation import check_model, fix_model
+from dice_tf.validation import check_model
 
 LAYERS = keras.layers
 
