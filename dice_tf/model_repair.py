@@ -9,12 +9,14 @@ by a layer that replaces them, now and whenever it is loaded from a file.
 
 import contextlib
 import inspect
+import tempfile
+import textwrap
 
 import keras
 
 from dice_tf.errors import ModelError
 from dice_tf.per_example.overrides import shallow_copy
-from dice_tf.validation import check_model, is_graph, layers_with_paths, mixes_batch_statistics
+from dice_tf.validation import check_model, is_graph, mixes_batch_statistics
 
 # The two choices that Wu & He (2018) found best. A group of one channel is of no use: without
 # positions to average over it is a constant, and with them their mean is.
@@ -54,7 +56,7 @@ def fix_model(model):
     Source: Wu and He, "Group normalization", ECCV 2018.
     """
     if not is_graph(model):
-        raise _cannot_be_copied(model, "it is not Sequential or Functional")
+        _refuse(model, "it is not Sequential or Functional")
     if not model.built:
         raise ModelError(
             f"Model '{model.name}' is not built, so fix_model does not know how many channels its "
@@ -101,7 +103,7 @@ class GroupNormalized(keras.layers.Layer):
     def _replace(self):
         norms = _batch_normalizations(self.layer)
         if len(norms) != len(self.groups):
-            raise _cannot_be_copied(self.layer, "its copy holds another number of them")
+            _refuse(self.layer, "its copy holds another number of them")
         for norm, groups in zip(norms, self.groups, strict=True):
             if groups is not None:
                 _become(norm, _group_normalization(norm, groups))
@@ -131,13 +133,12 @@ def _copied(layer, copies):
 def _copy_of(layer, copies):
     if mixes_batch_statistics(layer):
         return _group_normalization(layer, _groups(layer))
-    repaired = isinstance(layer, keras.layers.Layer) and any(
-        mixes_batch_statistics(part) for _, part in layers_with_paths(layer)
-    )
-    if is_graph(layer) and (repaired or _class_of_keras(layer)):
+    if is_graph(layer):
         return _called_anew(layer, copies)
     new = _from_config(layer)
-    if not repaired:
+    if not isinstance(layer, keras.layers.Layer) or not any(
+        map(mixes_batch_statistics, layer._flatten_layers())
+    ):
         return new
     groups = [
         _groups(norm) if mixes_batch_statistics(norm) else None
@@ -187,8 +188,9 @@ def _errors_of(layer):
     except ModelError:
         raise
     except (TypeError, ValueError, NotImplementedError, AttributeError) as error:
-        first_line = str(error).split("\n", 1)[0]
-        raise _cannot_be_copied(layer, f"Keras says: {first_line.rstrip('.')}") from error
+        # Its first line, for Keras often adds a whole configuration.
+        said = textwrap.shorten(str(error).split("\n", 1)[0].rstrip("."), 100, placeholder=" …")
+        _refuse(layer, f"Keras says: {said}", error)
 
 
 def _classes_of(layer):
@@ -199,10 +201,6 @@ def _classes_of(layer):
         found[type(part).__name__] = type(part)
         found.update({f.__name__: f for f in vars(part).values() if inspect.isfunction(f)})
     return keras.saving.custom_object_scope(found)
-
-
-def _class_of_keras(model):
-    return type(model) in (keras.Sequential, keras.Model, keras.src.models.Functional)
 
 
 def _input_like(tensor):
@@ -222,7 +220,7 @@ def _batch_normalizations(layer):
 
 def _group_normalization(layer, groups):
     if layer.built and layer.axis % layer.input_spec.ndim == 0:
-        raise _cannot_be_copied(layer, f"its axis={layer.axis} is that of the batch")
+        _refuse(layer, f"its axis={layer.axis} is that of the batch")
     known = keras.layers.GroupNormalization().get_config()
     shared = {name: value for name, value in layer.get_config().items() if name in known}
     return keras.layers.GroupNormalization.from_config({**shared, "groups": groups})
@@ -253,10 +251,10 @@ def _copy_state(old, new):
     """Copies weights, seeds and what is frozen, but not of what was replaced."""
     if not isinstance(old, keras.layers.Layer):
         return
-    new = new.layer if isinstance(new, GroupNormalized) else new
-    if is_graph(old) and is_graph(new):
+    if is_graph(old):
         _freeze_like(old, new)  # its layers are copied one by one
         return
+    new = new.layer if isinstance(new, GroupNormalized) else new
     parts = list(zip(old._flatten_layers(), new._flatten_layers(), strict=True))
     for old_part, new_part in parts:
         _freeze_like(old_part, new_part)
@@ -269,6 +267,21 @@ def _copy_state(old, new):
         new_variable.assign(old_variable)
         if new_variable.trainable != old_variable.trainable:
             new_variable.trainable = old_variable.trainable
+    for old_part, new_part in parts:
+        _copy_what_was_adapted(old_part, new_part)
+
+
+def _copy_what_was_adapted(old, new):
+    """Copies what `adapt` computed and keeps outside of variables."""
+    if isinstance(new, keras.layers.Normalization):
+        new.finalize_state()
+    if hasattr(old, "save_assets"):
+        store = {}
+        old.save_own_variables(store)
+        new.load_own_variables(store)
+        with tempfile.TemporaryDirectory() as folder:
+            old.save_assets(folder)
+            new.load_assets(folder)
 
 
 def _freeze_like(old, new):
@@ -276,10 +289,10 @@ def _freeze_like(old, new):
         new.trainable = old.trainable
 
 
-def _cannot_be_copied(layer, reason):
-    return ModelError(
+def _refuse(layer, reason, error=None):
+    raise ModelError(
         f"Layer '{getattr(layer, 'path', None) or layer.name}' ({type(layer).__name__}) cannot be "
         f"copied with GroupNormalization in place of BatchNormalization: {reason}. In the code "
         "that makes it, write `keras.layers.GroupNormalization(groups=1)`, or freeze a pretrained "
         "BatchNormalization by `trainable=False`."
-    )
+    ) from error

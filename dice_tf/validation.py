@@ -121,15 +121,16 @@ def mixes_batch_statistics(layer):
 
 def _problem(layer, model):
     if mixes_batch_statistics(layer):
-        problem = (
+        remedy = (
+            "`dice_tf.fix_model(model)` replaces it by GroupNormalization"
+            if is_graph(model)
+            else "Or write `keras.layers.GroupNormalization(groups=1)` in its place, in the code of "
+            + type(model).__name__
+        )
+        return (
             "normalises with statistics of the whole batch, so each example changes the gradients "
             "of the others. Leave it out, or, if it was pretrained, set `layer.trainable = False`. "
-        )
-        if is_graph(model):
-            return problem + "`dice_tf.fix_model(model)` replaces it by GroupNormalization."
-        return problem + (
-            f"Or write `keras.layers.GroupNormalization(groups=1)` in its place in the code of "
-            f"{type(model).__name__}."
+            f"{remedy}."
         )
     if isinstance(layer, _MIXES_PAIRS):
         return (

@@ -3,11 +3,13 @@
 """`fix_model` on real models: keras.applications, keras-hub, nested models, layers of one's own."""
 
 import inspect
+import re
 
 import keras
 import keras_hub
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import dice_tf
 from dice_tf.errors import ModelError
@@ -194,6 +196,23 @@ def test_b1_settings_of_the_normalisation_and_of_other_layers_are_kept():
     assert fixed(np.zeros((2, 4, 8)), training=True).shape == (2, 4, 8)
 
 
+def test_b1_what_layers_learned_by_adapt_is_kept():
+    words, numbers = keras.Input((), dtype="string", name="w"), keras.Input((2,), name="n")
+    bags = LAYERS.TextVectorization(output_mode="tf_idf")
+    ids = LAYERS.StringLookup(output_mode="one_hot")
+    scaled, bins = LAYERS.Normalization(), LAYERS.Discretization(num_bins=3, output_mode="one_hot")
+    texts, table = ["a b", "b c c"], np.array([[1.0, 7.0], [3.0, 2.0]], "float32")
+    for layer, data in ((bags, texts), (ids, ["a b", "d"]), (scaled, table), (bins, table)):
+        layer.adapt(data)
+    before = [bags(words), ids(words), scaled(numbers), LAYERS.Flatten()(bins(numbers))]
+    model = keras.Model([words, numbers], [*before, LAYERS.BatchNormalization()(before[2])])
+    fixed = dice_tf.fix_model(model)
+    inputs = [tf.constant(texts), tf.constant(table)]
+    for old, new in zip(model(inputs)[:4], fixed(inputs)[:4], strict=True):
+        assert np.ptp(old) > 0
+        np.testing.assert_array_equal(old, new)
+
+
 def test_b1_a_masked_sequence_stays_masked():
     inputs = keras.Input((5,), dtype="int32")
     x = LAYERS.Embedding(7, 4, mask_zero=True)(inputs)
@@ -204,6 +223,131 @@ def test_b1_a_masked_sequence_stays_masked():
     assert fixed.get_layer("norm").supports_masking
     encoded = keras.Model(fixed.input, fixed.get_layer("norm").output)
     np.testing.assert_array_equal(encoded(tokens)._keras_mask, tokens != 0)
+
+
+def test_b2_the_backbones_of_keras_hub():
+    backbone = keras_hub.models.ResNetBackbone(
+        [64], [3], [64], [1], [1], "basic_block", image_shape=(16, 16, 3)
+    )
+    model = keras_hub.models.ImageClassifier(backbone, num_classes=3, activation="softmax")
+    with pytest.raises(ModelError, match="'res_net_backbone[_0-9]*/conv1_bn' "):
+        dice_tf.check_model(model)
+    take_private_step(fixed_and_compared(model), images(16), run_eagerly=True)
+
+
+class Block(LAYERS.Layer):
+    """Makes normalisations in its constructor, in a list, in a model and when it is built."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        layers = [LAYERS.Conv2D(4, 3), LAYERS.BatchNormalization(name="in_model")]
+        self.convolution = keras.Sequential([keras.Input((8, 8, 3)), *layers])
+        self.more = [LAYERS.BatchNormalization(name="kept"), [LAYERS.BatchNormalization()]]
+        self.unused = LAYERS.BatchNormalization(name="unused")
+
+    def build(self, shape):
+        self.late = LAYERS.BatchNormalization(name="late")
+        self.late.build(self.convolution.compute_output_shape(shape))
+
+    def call(self, x, training=None):
+        x = self.convolution(x, training=training)
+        x = self.more[1][0](self.more[0](x), training=training)
+        return self.late(x, training=training)
+
+
+class Fuse(LAYERS.Layer):
+    """Takes two inputs, and a mask."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.norm = LAYERS.BatchNormalization()
+
+    def call(self, x, skip, mask=None):
+        return self.norm(x + skip)
+
+
+def test_b2_normalisations_within_layers_of_ones_own(tmp_path):
+    inputs = keras.Input((8, 8, 3))
+    block = Block(name="block")
+    x = block(inputs)
+    x = LAYERS.TimeDistributed(LAYERS.BatchNormalization())(Fuse(name="fuse")(x, x))
+    outputs = LAYERS.Dense(3, "softmax")(LAYERS.GlobalAveragePooling2D()(x))
+    model = randomised(keras.Model(inputs, outputs))
+    with pytest.raises(ModelError, match="'block/kept' "):
+        dice_tf.check_model(model)
+    block.more[0].trainable = False
+    fixed = dice_tf.fix_model(model)
+    kinds = [type(layer).__name__ for layer in fixed._flatten_layers()]
+    assert kinds.count("GroupNormalization") == 6 and kinds.count("BatchNormalization") == 1
+    (kept,) = [layer for layer in fixed._flatten_layers() if is_batch_normalization(layer)]
+    for old, new in zip(block.more[0].weights, kept.weights, strict=True):
+        np.testing.assert_array_equal(old, new)
+    kernel = fixed.get_layer("block").layer.convolution.layers[0].kernel
+    np.testing.assert_array_equal(kernel, block.convolution.layers[0].kernel)
+    take_private_step(fixed, images(8), self_check=False, run_eagerly=True)
+    fixed.save(tmp_path / "fixed.keras")
+    with keras.saving.custom_object_scope({"Block": Block, "Fuse": Fuse}):
+        loaded = keras.models.load_model(tmp_path / "fixed.keras", compile=False)
+    np.testing.assert_allclose(loaded(images(8)), fixed(images(8)), rtol=1e-5)
+
+
+class Needs(LAYERS.Layer):
+    """Cannot be made from its configuration, because its argument is not in it."""
+
+    def __init__(self, norm, **kwargs):
+        super().__init__(**kwargs)
+        self.norm = norm
+
+    def call(self, x):
+        return self.norm(x)
+
+
+class Own(keras.Model):
+    """A model with a `call` of its own."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norm, self.dense = norm, LAYERS.Dense(3, "softmax")
+
+    def call(self, x):
+        return self.dense(self.norm(x))
+
+
+def with_needs(norm):
+    return keras.Sequential([keras.Input((4,)), Needs(norm), LAYERS.Dense(3, "softmax")])
+
+
+def built_own(norm):
+    model = Own(norm)
+    model(np.ones((2, 4)))
+    return model
+
+
+@pytest.mark.parametrize("make", [with_needs, built_own])
+def test_b2_what_cannot_be_copied_is_refused_with_a_remedy_that_works(make):
+    model = make(LAYERS.BatchNormalization())
+    with pytest.raises(ModelError, match="cannot be copied") as error:
+        dice_tf.fix_model(model)
+    text = str(error.value)
+    assert "fix_model" not in text and len(text.split()) <= 60
+    if make is built_own:
+        with pytest.raises(ModelError, match="Own") as refusal:
+            dice_tf.check_model(model)
+        assert "fix_model" not in str(refusal.value) and "GroupNorm" in str(refusal.value)
+    (code,) = re.findall(r"`(keras\.layers\.GroupNormalization\(.*?\))`", text)
+    take_private_step(make(eval(code)), images(1)[:, 0].repeat(2, -1)[:, 0, :4])
+    layer = LAYERS.BatchNormalization(trainable=False)
+    take_private_step(make(layer), images(1)[:, 0].repeat(2, -1)[:, 0, :4])
+
+
+def test_b2_a_model_without_shapes_and_a_normalised_batch_axis_are_refused():
+    layers = [LAYERS.Dense(3), LAYERS.BatchNormalization()]
+    with pytest.raises(ModelError, match="keras.Input"):
+        dice_tf.fix_model(keras.Sequential(layers))
+    fixed_and_compared(keras.Sequential([keras.Input((4,)), *layers]))
+    over_batch = LAYERS.BatchNormalization(axis=0)
+    with pytest.raises(ModelError, match="axis=0 is that of the batch"):
+        dice_tf.fix_model(keras.Sequential([keras.Input(batch_shape=(4, 3)), over_batch]))
 
 
 if __name__ == "__main__":
