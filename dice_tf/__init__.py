@@ -5,12 +5,13 @@
 from dice_tf import accounting, auditing, canaries, errors
 from dice_tf.callbacks import EpsilonCallback
 from dice_tf.mechanism import DiceMechanism
+from dice_tf.model_repair import fix_model
 from dice_tf.optimizers import DiceAdamOptimizer, DiceSGDOptimizer, make_dice_optimizer_class
 from dice_tf.per_example import register_rule
 from dice_tf.private_checkpoints import continue_sampling
 from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, ShuffledEpochs
 from dice_tf.training import check_gradients, private_train_step
-from dice_tf.validation import check_model, fix_model
+from dice_tf.validation import check_model
 from dice_tf.version import __version__
 
 __all__ = [

@@ -1,6 +1,6 @@
 # Copyright 2026 The dice_tf Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`check_model` refuses models that mix examples; `fix_model` repairs the usual case.
+"""`check_model` refuses models that mix examples or remember data.
 
 Per-example clipping bounds what one example does to its own gradient. A layer that
 lets an example change the gradients of the others, or that stores something computed
@@ -13,12 +13,13 @@ from dice_tf.errors import LossError, ModelError
 from dice_tf.per_example.assignments import Assignments
 from dice_tf.per_example.loss import call_in_training
 
-# The two choices that Wu & He (2018) found best. A group of one channel is of no use: without
-# positions to average over it is a constant, and with them their mean is.
-_MOST_GROUPS, _CHANNELS_PER_GROUP = 32, 16
+_GRAPHS = (keras.Sequential, keras.src.models.Functional)
 
-# Keras takes the histogram of an Equalization, which RandAugment and AugMix hold, over the batch.
-_MIXES_IMAGES = (keras.layers.MixUp, keras.layers.CutMix, keras.layers.Equalization)
+# Made of several images, so of no use to one alone.
+_MIXES_PAIRS = (keras.layers.MixUp, keras.layers.CutMix)
+
+# Keras takes the histogram of an Equalization, which the other two hold, over the batch.
+_MIXES_HISTOGRAMS = (keras.layers.RandAugment, keras.layers.AugMix, keras.layers.Equalization)
 
 
 def check_model(model):
@@ -39,12 +40,10 @@ def check_model(model):
     >>> check_model(model) is model
     True
     """
-    for layer in model._flatten_layers():
-        problem = _problem(layer)
+    for path, layer in layers_with_paths(model):
+        problem = _problem(layer, model)
         if problem is not None:
-            raise ModelError(
-                f"Layer '{layer.path or layer.name}' ({type(layer).__name__}) {problem}"
-            )
+            raise ModelError(f"Layer '{path}' ({type(layer).__name__}) {problem}")
     return model
 
 
@@ -90,57 +89,61 @@ def check_forward_pass(model, x):
     return outputs
 
 
-def fix_model(model):
-    """Returns a copy in which every BatchNormalization is a GroupNormalization.
-
-    GroupNormalization normalises each example on its own: images in groups of 16 channels
-    or more, vectors in one group. The other layers keep their configuration and weights;
-    the replaced ones start anew, because batch statistics have no meaning for them.
+def layers_with_paths(layer):
+    """Yields a layer and all below it, with the names that lead there.
 
     Args:
-        model: A Sequential or Functional Keras model.
+        layer: A Keras model or layer. Keras' own `path` leaves out the models around it.
 
-    Returns:
-        A new, uncompiled model that passes `check_model` if BatchNormalization was the
-        only problem.
-
-    Raises:
-        ModelError: If the model has another problem, or cannot be cloned.
-
-    Example:
-
-    >>> model = keras.Sequential([
-    ...     keras.Input((8, 8, 4)), keras.layers.Conv2D(6, 3), keras.layers.BatchNormalization()])
-    >>> [type(layer).__name__ for layer in fix_model(model).layers]
-    ['Conv2D', 'GroupNormalization']
-
-    Source: Wu and He, "Group normalization", ECCV 2018.
+    Yields:
+        Pairs of a path, such as `"backbone/block1/norm"`, and a layer; each layer once.
     """
-    try:
-        fixed = keras.models.clone_model(model, clone_function=_without_batch_statistics)
-    except ValueError as error:
-        raise ModelError(
-            f"Model '{model.name}' ({type(model).__name__}) cannot be rebuilt by fix_model; "
-            "replace its BatchNormalization layers by GroupNormalization yourself. "
-            f"Keras says: {error}"
-        ) from error
-    for old, new in zip(model.layers, fixed.layers, strict=True):
-        if type(old) is type(new) and old.weights:
-            new.set_weights(old.get_weights())
-    return check_model(fixed)
+    yield layer.path or layer.name, layer
+    seen, waiting = {id(layer)}, [("", layer)]
+    while waiting:
+        prefix, parent = waiting.pop(0)
+        for child in parent._flatten_layers(recursive=False, include_self=False):
+            if id(child) not in seen:
+                seen.add(id(child))
+                yield prefix + child.name, child
+                waiting.append((f"{prefix}{child.name}/", child))
 
 
-def _problem(layer):
-    if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
+def is_graph(layer):
+    """Whether a layer is a Sequential or Functional model, and calls its layers as such."""
+    return isinstance(layer, _GRAPHS) and type(layer).call in [graph.call for graph in _GRAPHS]
+
+
+def mixes_batch_statistics(layer):
+    """Whether a layer is a BatchNormalization that is not frozen."""
+    return isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
+
+
+def _problem(layer, model):
+    if mixes_batch_statistics(layer):
+        remedy = (
+            "`dice_tf.fix_model(model)` replaces it by GroupNormalization"
+            if is_graph(model)
+            else "Or write `keras.layers.GroupNormalization(groups=1)` in its place, in the code of "
+            + type(model).__name__
+        )
         return (
             "normalises with statistics of the whole batch, so each example changes the gradients "
-            "of the others. Leave it out, use `dice_tf.fix_model(model)` to replace it by "
-            "GroupNormalization, or, if it was pretrained, set `layer.trainable = False`."
+            "of the others. Leave it out, or, if it was pretrained, set `layer.trainable = False`. "
+            f"{remedy}."
         )
-    if isinstance(layer, _MIXES_IMAGES):
+    if isinstance(layer, _MIXES_PAIRS):
+        return (
+            "mixes each image of a batch with others, so that clipping an example does not bound "
+            "what it does to the model. Leave it out: random crops, flips, rotations and erasing "
+            "change each image alone."
+        )
+    if isinstance(layer, _MIXES_HISTOGRAMS):
         return (
             "changes each image of a batch by the others, so that clipping an example does not "
-            "bound what it does to the model. Leave it out, or apply it to each example alone."
+            "bound what it does to the model. Take it out of the model, and call it on one image "
+            "at a time: `data.map(lambda x, y, w: (tf.map_fn(augment, x, "
+            "fn_output_signature='float32'), y, w))`."
         )
     if getattr(layer, "stateful", False) and isinstance(layer, keras.layers.RNN):
         return (
@@ -153,23 +156,3 @@ def _problem(layer):
             "be clipped per example. Remove it, or compute the penalty in the loss function."
         )
     return None
-
-
-def _without_batch_statistics(layer):
-    if not isinstance(layer, keras.layers.BatchNormalization):
-        return layer.__class__.from_config(layer.get_config())
-    return keras.layers.GroupNormalization(
-        groups=_groups(layer),
-        axis=layer.axis,
-        epsilon=layer.epsilon,
-        center=layer.center,
-        scale=layer.scale,
-        name=layer.name,
-    )
-
-
-def _groups(layer):
-    channels = layer.moving_mean.shape[0]
-    # Units of a dense layer have no order that would make some of them a group.
-    most = 1 if layer.input_spec.ndim == 2 else min(_MOST_GROUPS, channels // _CHANNELS_PER_GROUP)
-    return max((g for g in range(1, most + 1) if channels % g == 0), default=1)
