@@ -3,6 +3,7 @@
 """The noise, the number of steps or the batch size that a privacy budget allows."""
 
 import dataclasses
+import functools
 import math
 
 from scipy import optimize
@@ -87,10 +88,10 @@ def calibrate_noise_multiplier(
         )
 
     # The fast accountant's answer is a good place to start from.
-    noise_multiplier = _smallest_noise(epsilon_by("rdp"), target_epsilon, 1.0)
+    noise_multiplier = _smallest_noise(epsilon_by("rdp"), target_epsilon, 1.0, 2.0)
     if accountant == "rdp":
         return noise_multiplier
-    return _smallest_noise(epsilon_by(accountant), target_epsilon, noise_multiplier)
+    return _smallest_noise(epsilon_by(accountant), target_epsilon, noise_multiplier, 1.15)
 
 
 def calibrate_steps(
@@ -128,13 +129,25 @@ def calibrate_steps(
     """
     target_epsilon, _ = _check_target(target_epsilon, 1)
 
-    def fits(steps):
-        epsilon = compute_epsilon(
-            mechanism, sampling, steps, delta, accountant, neighbouring_relation
-        )
-        return epsilon <= target_epsilon
+    def fits_by(accountant):
+        def fits(steps):
+            epsilon = compute_epsilon(
+                mechanism, sampling, steps, delta, accountant, neighbouring_relation
+            )
+            return epsilon <= target_epsilon
 
-    return _largest(fits, _MOST_STEPS, target_epsilon, "optimizer step")
+        return fits
+
+    # The fast accountant's answer is a good place to start from.
+    try:
+        start = _largest(fits_by("rdp"), _MOST_STEPS, target_epsilon, "optimizer step")
+    except AccountingError:
+        if accountant == "rdp":
+            raise
+        start = 1
+    if accountant == "rdp":
+        return start
+    return _largest(fits_by(accountant), _MOST_STEPS, target_epsilon, "optimizer step", start)
 
 
 def calibrate_batch_size(
@@ -206,16 +219,17 @@ def _check_target(target_epsilon, steps):
     return target_epsilon, check_integer("steps", steps, error=AccountingError)
 
 
-def _smallest_noise(epsilon_of, target_epsilon, start):
+def _smallest_noise(epsilon_of, target_epsilon, start, factor):
     """Returns a noise multiplier, from above, at which `epsilon_of` crosses the target."""
 
+    @functools.cache
     def excess(log_noise):
         # Infinite and zero epsilons would stall the root finder.
         epsilon = min(max(epsilon_of(math.exp(log_noise)), 1e-9), 1e9)
         return math.log(epsilon / target_epsilon)
 
     high = low = math.log(start)
-    step = math.log(2.0)
+    step = math.log(factor)
     if excess(high) > 0:
         while excess(high) > 0:
             low, high = high, high + step
@@ -233,14 +247,20 @@ def _smallest_noise(epsilon_of, target_epsilon, start):
     return math.exp(root)
 
 
-def _largest(fits, most, target_epsilon, what):
-    """Returns the largest int in [1, most] that fits, for a property that fails for good."""
-    if not fits(1):
+def _largest(fits, most, target_epsilon, what, start=1):
+    """Returns the largest int in [1, most] that fits, for a property that fails for good.
+
+    A `start` above 1 is a guess, from below, that is expected to be close.
+    """
+    if start > 1 and fits(start):
+        low, high = start, start + max(1, start // 4)
+    elif fits(1):
+        low, high = 1, 2
+    else:
         raise AccountingError(
             f"The budget target_epsilon={target_epsilon} does not allow one {what}. Ask for a "
             "larger epsilon or raise `noise_multiplier`."
         )
-    low, high = 1, 2
     while high <= most and fits(high):
         low, high = high, 2 * high
     high = min(high, most + 1)
