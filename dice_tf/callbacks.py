@@ -121,7 +121,9 @@ class EpsilonCallback(keras.callbacks.Callback):
         """
         self._check_record()
         mechanism, steps = self._optimizer.mechanism, self.accounted_steps()
-        return accounting.privacy_statement(mechanism, self.sampling, steps, self.delta)
+        return accounting.privacy_statement(
+            mechanism, self.sampling, steps, self.delta, accountant=self.accountant
+        )
 
     def note_data(self, x, steps_per_epoch):
         """Learns from `fit` what Keras tells no callback: the data, and where epochs end.

@@ -140,6 +140,7 @@ class DiceSGDOptimizer(PrivateUpdate, keras.optimizers.SGD):
         num_microbatches: Int or `None`: clip mean gradients of this many microbatches
             instead of per-example gradients, as in TF-Privacy. Multiplies the sensitivity by 4
             with Poisson sampling, by 2 with shuffled epochs.
+        plan: `PrivacyPlan`, which decides all of the above but `l2_norm_clip` and `clipping`.
         chunk_size: Int or `None`: at most this many examples' gradients are computed at
             once. Bounds memory; changes nothing else.
         gradient_engine: `"layerwise"`: closed forms, layer by layer. `"vectorized"`: the whole

@@ -48,10 +48,11 @@ class PrivateUpdate:
         noise_multiplier=None,
         expected_batch_size=None,
         error_norm_clip=None,
-        bound_residuals=True,
+        bound_residuals=None,
         clipping="flat",
-        feedback_steps=1,
+        feedback_steps=None,
         num_microbatches=None,
+        plan=None,
         chunk_size=None,
         gradient_engine="auto",
         self_check=True,
@@ -63,16 +64,18 @@ class PrivateUpdate:
         optimizer_arguments.check_none_positional(type(self), learning_rate, positional)
         for name, value in keras_arguments.items():
             optimizer_arguments.check_keras_argument(name, value)
-        mechanism = DiceMechanism(
+        given = dict(
             l2_norm_clip=l2_norm_clip,
             noise_multiplier=noise_multiplier,
             expected_batch_size=expected_batch_size,
             error_norm_clip=error_norm_clip,
-            bound_residuals=bool(bound_residuals),
+            bound_residuals=None if bound_residuals is None else bool(bound_residuals),
             clipping=clipping,
             feedback_steps=feedback_steps,
             num_microbatches=num_microbatches,
-            noise_is_secret=noise_seed is None,
+        )
+        mechanism = DiceMechanism(
+            **optimizer_arguments.with_plan(plan, given), noise_is_secret=noise_seed is None
         )
         optimizer_arguments.check_engine(gradient_engine, mechanism, chunk_size)
         if mechanism.noise_multiplier == 0:

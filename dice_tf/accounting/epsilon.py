@@ -111,7 +111,7 @@ def dp_event(mechanism, sampling, steps, accountant="rdp"):
     Source: `docs/privacy.md`, section 2 (our own proofs).
     """
     steps = events.check_run(mechanism, sampling, steps)
-    _check_accountant(accountant)
+    check_accountant(accountant)
     if steps == 0:
         return dp_accounting.NoOpDpEvent()
     if mechanism.noise_multiplier == 0:
@@ -170,7 +170,7 @@ def guarantee(mechanism, sampling, steps, delta, accountant="rdp", neighbouring_
     """
     steps = events.check_run(mechanism, sampling, steps)
     delta = events.check_delta(delta, sampling.num_examples)
-    _check_accountant(accountant)
+    check_accountant(accountant)
     relation = events.neighbouring_relation_of(sampling, neighbouring_relation)
     if steps == 0:
         epsilon = 0.0
@@ -223,7 +223,15 @@ def compute_epsilon(
     ).epsilon
 
 
-def _check_accountant(accountant):
+def check_accountant(accountant):
+    """Refuses the name of an accountant that there is not.
+
+    Args:
+        accountant: One of `ACCOUNTANTS`.
+
+    Raises:
+        AccountingError: If it is not.
+    """
     if accountant not in ACCOUNTANTS:
         raise AccountingError(
             f"Argument `accountant` must be one of {ACCOUNTANTS}. "
