@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dice_tf import accounting, plan_report
+from dice_tf import accounting, plan_choices, plan_report
 from dice_tf.accounting.epsilon import check_accountant
 from dice_tf.accounting.events import check_delta, check_sampling
 from dice_tf.callbacks import EpsilonCallback
@@ -26,12 +26,6 @@ from dice_tf.errors import (
 from dice_tf.mechanism import DiceMechanism, check_integer, check_number
 from dice_tf.optimizer_arguments import PRIVACY_ARGUMENTS, same_value
 from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, Sampling
-
-# Number of steps from which on a residual is fed back over so many: our own measurements of
-# accuracy at equal epsilon, to be confirmed on more data.
-_FEEDBACK_FROM_STEPS = ((700, 7), (350, 3), (200, 1))
-# From so many steps of feedback on, C1 is 0.3 of C1 + C2, below it is half; likewise measured.
-_MANY_FEEDBACK_STEPS = 7
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -140,7 +134,7 @@ class PrivacyPlan:
             self._why["feedback_steps"] = why
         feedback_steps = check_integer("feedback_steps", feedback_steps, minimum=0)
         if ratio is None:
-            ratio = _ratio_for(feedback_steps)
+            ratio = plan_choices.error_norm_clip_ratio(feedback_steps)
         if (ratio == 0) != (feedback_steps == 0):
             raise MechanismError(
                 "Arguments `feedback_steps` and `error_norm_clip_ratio` must both be 0, which is "
@@ -177,12 +171,8 @@ class PrivacyPlan:
         if sampling is not None:
             return 0, "as it pays with cyclic sampling only"
         steps = self.epochs * max(1, round(self.num_examples / self.batch_size))
-        why = f"chosen for about {steps} steps on {self.num_examples} examples"
-        for least, feedback_steps in _FEEDBACK_FROM_STEPS:
-            enough = (feedback_steps + 1) * self.batch_size <= self.num_examples
-            if steps >= least and enough:
-                return feedback_steps, why
-        return 0, why
+        feedback_steps = plan_choices.feedback_steps(steps, self.num_examples // self.batch_size)
+        return feedback_steps, f"chosen for about {steps} steps on {self.num_examples} examples"
 
     def _make_sampling(self) -> Sampling:
         groups = self.feedback_steps + 1
@@ -241,7 +231,16 @@ class PrivacyPlan:
         )
 
     def dataset(self, x: Any, y: Any = None, sample_weight: Any = None) -> tf.data.Dataset:
-        """Returns the batches for `fit`: one iteration is one epoch. See `sampling.dataset`."""
+        """Returns the batches for `fit`: one iteration is one epoch.
+
+        Args:
+            x: As for `sampling.dataset`, like the other two.
+            y: Targets, or `None`.
+            sample_weight: Weights of the examples, or `None`.
+
+        Returns:
+            `tf.data.Dataset`. Under a `tf.distribute` strategy, call this in its scope.
+        """
         return self.sampling.dataset(x, y, sample_weight, epochs=self.epochs)
 
     def callback(self) -> EpsilonCallback:
@@ -253,7 +252,14 @@ class PrivacyPlan:
         return _PlanCallback(self)
 
     def epsilon(self, steps: int | None = None) -> float:
-        """Returns epsilon after so many steps, by default all, by the accountant of the plan."""
+        """Returns epsilon by the accountant of the plan.
+
+        Args:
+            steps: Int >= 0, number of optimizer steps. Defaults to all.
+
+        Returns:
+            Float >= 0, infinite without noise.
+        """
         steps = self.steps if steps is None else steps
         return float(
             accounting.compute_epsilon(
@@ -383,10 +389,3 @@ def _sizes(
             f"batch_size={batch_size}, num_examples={num_examples}."
         )
     return num_examples, batch_size
-
-
-def _ratio_for(feedback_steps: int) -> float:
-    if feedback_steps == 0:
-        return 0.0
-    share = 0.3 if feedback_steps >= _MANY_FEEDBACK_STEPS else 0.5
-    return (1 - share) / share

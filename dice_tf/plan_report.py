@@ -43,7 +43,10 @@ def report(plan: PrivacyPlan, why: Mapping[str, str]) -> str:
         plan: The plan.
         why: Reasons for values that were chosen, by the names of their arguments.
     """
-    because = lambda name: f" ({why[name]})" if name in why else ""
+
+    def because(name: str) -> str:
+        return f" ({why[name]})" if name in why else ""
+
     sampling, ratio = plan.sampling, plan.error_norm_clip_ratio
     passes = sampling.steps_per_epoch * plan.batch_size / plan.num_examples
     groups = "" if sampling.num_groups == 1 else f", {sampling.num_groups} groups taking turns"
