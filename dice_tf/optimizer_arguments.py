@@ -89,7 +89,7 @@ def with_plan(plan, given):
     return {name: getattr(mechanism, name) for name in PRIVACY_ARGUMENTS}
 
 
-def same_value(value, other):
+def same_value(value: object, other: object) -> bool:
     """Returns whether two values of a privacy argument are the same, up to rounding."""
     if isinstance(value, float) and isinstance(other, float):
         return math.isclose(value, other, rel_tol=1e-9)

@@ -4,6 +4,7 @@
 
 import functools
 import inspect
+from typing import Any
 
 import keras
 
@@ -22,7 +23,7 @@ _TAKEN_BY_PRIVATE_STEPS = ("apply", "apply_gradients", "_backend_apply_gradients
 
 
 @functools.cache
-def make_dice_optimizer_class(keras_optimizer_class):
+def make_dice_optimizer_class(keras_optimizer_class: Any) -> Any:
     r"""Returns the private counterpart of a Keras optimizer class.
 
     \[v^t = \tfrac1B\sum_i h_i + e^t, \qquad x^{t+1} = \mathrm{Rule}(x^t, v^t + w^t)\]

@@ -7,6 +7,8 @@ lets an example change the gradients of the others, or that stores something com
 from the batch, lets it escape that bound.
 """
 
+from typing import Any
+
 import keras
 
 from dice_tf.errors import LossError, ModelError
@@ -21,7 +23,7 @@ _MOST_GROUPS, _CHANNELS_PER_GROUP = 32, 16
 _MIXES_IMAGES = (keras.layers.MixUp, keras.layers.CutMix, keras.layers.Equalization)
 
 
-def check_model(model):
+def check_model(model: Any) -> Any:
     """Raises if a layer of the model mixes examples or remembers data.
 
     Args:
@@ -90,7 +92,7 @@ def check_forward_pass(model, x):
     return outputs
 
 
-def fix_model(model):
+def fix_model(model: keras.Model) -> keras.Model:
     """Returns a copy in which every BatchNormalization is a GroupNormalization.
 
     GroupNormalization normalises each example on its own: images in groups of 16 channels

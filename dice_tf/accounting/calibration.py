@@ -2,9 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The noise, the number of steps or the batch size that a privacy budget allows."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import math
+from typing import TYPE_CHECKING
 
 from scipy import optimize
 
@@ -13,6 +16,10 @@ from dice_tf.accounting.epsilon import compute_epsilon
 from dice_tf.errors import AccountingError
 from dice_tf.mechanism import DiceMechanism, check_integer, check_number
 
+if TYPE_CHECKING:
+    # At run time it would load TensorFlow.
+    from dice_tf.sampling import Sampling
+
 # Noise is found to this relative precision, from above.
 _PRECISION = 1e-4
 _LARGEST_NOISE = 1e9
@@ -20,19 +27,19 @@ _MOST_STEPS = 2**40
 
 
 def calibrate_noise_multiplier(
-    target_epsilon,
-    delta,
-    sampling,
-    steps,
-    l2_norm_clip=1.0,
-    error_norm_clip=None,
-    bound_residuals=True,
-    feedback_steps=1,
-    accountant="rdp",
+    target_epsilon: float,
+    delta: float,
+    sampling: Sampling,
+    steps: int,
+    l2_norm_clip: float = 1.0,
+    error_norm_clip: float | None = None,
+    bound_residuals: bool = True,
+    feedback_steps: int = 1,
+    accountant: str = "rdp",
     *,
-    num_microbatches=None,
-    neighbouring_relation=None,
-):
+    num_microbatches: int | None = None,
+    neighbouring_relation: str | None = None,
+) -> float:
     r"""Returns the smallest noise multiplier that keeps a run within a privacy budget.
 
     \[\min\{z : \varepsilon(z, T, B) \le \varepsilon_{\mathrm{target}}\},\]
@@ -95,8 +102,14 @@ def calibrate_noise_multiplier(
 
 
 def calibrate_steps(
-    target_epsilon, delta, mechanism, sampling, accountant="rdp", *, neighbouring_relation=None
-):
+    target_epsilon: float,
+    delta: float,
+    mechanism: DiceMechanism,
+    sampling: Sampling,
+    accountant: str = "rdp",
+    *,
+    neighbouring_relation: str | None = None,
+) -> int:
     r"""Returns the largest number of optimizer steps within a privacy budget.
 
     \[\max\{T : \varepsilon(z, T, B) \le \varepsilon_{\mathrm{target}}\},\]
@@ -151,15 +164,15 @@ def calibrate_steps(
 
 
 def calibrate_batch_size(
-    target_epsilon,
-    delta,
-    mechanism,
-    sampling,
-    steps,
-    accountant="rdp",
+    target_epsilon: float,
+    delta: float,
+    mechanism: DiceMechanism,
+    sampling: Sampling,
+    steps: int,
+    accountant: str = "rdp",
     *,
-    neighbouring_relation=None,
-):
+    neighbouring_relation: str | None = None,
+) -> int:
     r"""Returns the largest expected batch size with which a run stays within a budget.
 
     \[\max\{B : \varepsilon(z, T, B) \le \varepsilon_{\mathrm{target}}\},\]

@@ -2,8 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`privacy_statement`: what a run guarantees, in words that a data officer can check."""
 
+from __future__ import annotations
+
 import dataclasses
 import textwrap
+from typing import TYPE_CHECKING
 
 from dice_tf.accounting import events
 from dice_tf.accounting.epsilon import (
@@ -15,6 +18,11 @@ from dice_tf.accounting.epsilon import (
     up,
 )
 from dice_tf.accounting.paper import NOT_A_GUARANTEE, paper_epsilon
+
+if TYPE_CHECKING:
+    # At run time it would load TensorFlow.
+    from dice_tf.mechanism import DiceMechanism
+    from dice_tf.sampling import Sampling
 
 _WIDTH = 88
 
@@ -36,8 +44,14 @@ _NOT_COVERED = (
 
 
 def privacy_statement(
-    mechanism, sampling, steps, delta, neighbouring_relation=None, *, accountant="rdp"
-):
+    mechanism: DiceMechanism,
+    sampling: Sampling,
+    steps: int,
+    delta: float,
+    neighbouring_relation: str | None = None,
+    *,
+    accountant: str = "rdp",
+) -> str:
     """Returns a text that says what privacy a run has, and what it does not have.
 
     Every number comes from `guarantee`, `compute_epsilon` and `paper_epsilon`.
