@@ -36,7 +36,7 @@ def loss_interval(noise_multiplier, epsilon):
     if smallest > _LARGEST_INTERVAL:
         return None
     # Powers of 2: neighbouring numbers of steps share a grid, so that one distribution serves
-    # them all and epsilon cannot fall, by the rounding to another grid, while steps are made.
+    # them all, and epsilon does not fall, by rounding to another grid, while steps are made.
     wanted = 2.0 ** math.floor(math.log2(_RELATIVE_INTERVAL * epsilon))
     return min(max(wanted, smallest), _LARGEST_INTERVAL)
 
