@@ -8,6 +8,7 @@ from dice_tf.mechanism import DiceMechanism
 from dice_tf.model_repair import fix_model
 from dice_tf.optimizers import DiceAdamOptimizer, DiceSGDOptimizer, make_dice_optimizer_class
 from dice_tf.per_example import register_rule
+from dice_tf.plan import PrivacyPlan
 from dice_tf.private_checkpoints import continue_sampling
 from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, ShuffledEpochs
 from dice_tf.training import check_gradients, private_train_step
@@ -21,6 +22,7 @@ __all__ = [
     "DiceSGDOptimizer",
     "EpsilonCallback",
     "PoissonSampling",
+    "PrivacyPlan",
     "ShuffledEpochs",
     "__version__",
     "accounting",

@@ -22,11 +22,19 @@ Nothing here needs TensorFlow: training is a function that is passed in, and the
 statistics. `dice_tf.canaries` makes canaries for Keras models and scores them.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, stats
 
+from dice_tf.audit_statistics import (
+    choose_threshold,
+    epsilon_from_counts,
+    p_value_of_one_run,
+    random_halves,
+)
 from dice_tf.errors import AccountingError
 from dice_tf.mechanism import check_integer, check_number
 
@@ -51,10 +59,10 @@ class AuditResult(NamedTuple):
     epsilon_lower_bound: float
     delta: float
     confidence: float
-    scores_in: np.ndarray
-    scores_out: np.ndarray
+    scores_in: NDArray[Any]
+    scores_out: NDArray[Any]
 
-    def __str__(self):
+    def __str__(self) -> str:
         return (
             f"epsilon >= {self.epsilon_lower_bound:.3g} at delta = {self.delta:.3g}, with "
             f"confidence {self.confidence:g} ({len(self.scores_in)} scores of canaries that were "
@@ -62,7 +70,13 @@ class AuditResult(NamedTuple):
         )
 
 
-def epsilon_lower_bound(scores_in, scores_out, delta, confidence=0.95, threshold=None):
+def epsilon_lower_bound(
+    scores_in: ArrayLike,
+    scores_out: ArrayLike,
+    delta: float,
+    confidence: float = 0.95,
+    threshold: float | None = None,
+) -> float:
     r"""Returns a lower bound on epsilon from scores of independent training runs.
 
     The test "score > threshold" fires with probability TPR with the canary and FPR
@@ -105,15 +119,17 @@ def epsilon_lower_bound(scores_in, scores_out, delta, confidence=0.95, threshold
     scores_out = _check_scores("scores_out", scores_out, minimum=1 if threshold is not None else 2)
     if threshold is None:
         # A choice made on the scores that are counted would make the bound too large.
-        choice_in, scores_in = _random_halves(scores_in)
-        choice_out, scores_out = _random_halves(scores_out)
-        threshold = _choose_threshold(choice_in, choice_out, delta, confidence)
+        choice_in, scores_in = random_halves(scores_in)
+        choice_out, scores_out = random_halves(scores_out)
+        threshold = choose_threshold(choice_in, choice_out, delta, confidence)
     true_positives, false_positives = np.sum(scores_in > threshold), np.sum(scores_out > threshold)
     counts = (true_positives, len(scores_in), false_positives, len(scores_out))
-    return float(_epsilon_from_counts(*counts, delta, confidence))
+    return float(epsilon_from_counts(*counts, delta, confidence))
 
 
-def one_run_p_value(num_correct, num_guesses, num_canaries, epsilon, delta):
+def one_run_p_value(
+    num_correct: int, num_guesses: int, num_canaries: int, epsilon: float, delta: float
+) -> float:
     r"""Returns a bound on how probable so many correct guesses are under (epsilon, delta).
 
     Each of m canaries was included by a fair coin \(S_i\); r coins, r fixed beforehand,
@@ -155,10 +171,16 @@ def one_run_p_value(num_correct, num_guesses, num_canaries, epsilon, delta):
     _check_guesses(num_correct, num_guesses, num_canaries)
     epsilon = check_number("epsilon", epsilon, exclusive=False, error=AccountingError)
     delta, _ = _check_levels(delta, 0.5)
-    return _one_run_p_value(num_correct, num_guesses, num_canaries, epsilon, delta)
+    return p_value_of_one_run(num_correct, num_guesses, num_canaries, epsilon, delta)
 
 
-def one_run_epsilon_lower_bound(num_correct, num_guesses, num_canaries, delta, confidence=0.95):
+def one_run_epsilon_lower_bound(
+    num_correct: int,
+    num_guesses: int,
+    num_canaries: int,
+    delta: float,
+    confidence: float = 0.95,
+) -> float:
     r"""Returns a lower bound on epsilon from guesses about one training run.
 
     The epsilon at which `one_run_p_value` reaches `1 - confidence`: any smaller one
@@ -187,7 +209,8 @@ def one_run_epsilon_lower_bound(num_correct, num_guesses, num_canaries, delta, c
     _check_guesses(num_correct, num_guesses, num_canaries)
     delta, confidence = _check_levels(delta, confidence)
     excess = lambda epsilon: (
-        _one_run_p_value(num_correct, num_guesses, num_canaries, epsilon, delta) - (1 - confidence)
+        p_value_of_one_run(num_correct, num_guesses, num_canaries, epsilon, delta)
+        - (1 - confidence)
     )
     if excess(0.0) >= 0:
         return 0.0
@@ -197,7 +220,7 @@ def one_run_epsilon_lower_bound(num_correct, num_guesses, num_canaries, delta, c
     return upper if excess(upper) <= 0 else float(optimize.brentq(excess, 0.0, upper))
 
 
-def membership_guesses(scores, num_guesses):
+def membership_guesses(scores: ArrayLike, num_guesses: int) -> NDArray[Any]:
     """Guesses which canaries were included: the highest scores were, the lowest not.
 
     Args:
@@ -229,7 +252,13 @@ def membership_guesses(scores, num_guesses):
     return guesses
 
 
-def audit(train_function, num_runs, delta, confidence=0.95, threshold=None):
+def audit(
+    train_function: Callable[[bool], float],
+    num_runs: int,
+    delta: float,
+    confidence: float = 0.95,
+    threshold: float | None = None,
+) -> AuditResult:
     """Trains many times, with a canary and without, and bounds epsilon from below.
 
     Args:
@@ -265,7 +294,14 @@ def audit(train_function, num_runs, delta, confidence=0.95, threshold=None):
     return AuditResult(bound, delta, confidence, scores_in, scores_out)
 
 
-def audit_one_run(train_function, num_canaries, num_guesses, delta, confidence=0.95, seed=None):
+def audit_one_run(
+    train_function: Callable[[NDArray[Any]], ArrayLike],
+    num_canaries: int,
+    num_guesses: int,
+    delta: float,
+    confidence: float = 0.95,
+    seed: int | None = None,
+) -> AuditResult:
     """Trains once, with about half of many canaries, and bounds epsilon from below.
 
     Args:
@@ -310,56 +346,6 @@ def audit_one_run(train_function, num_canaries, num_guesses, delta, confidence=0
     correct = int(np.sum(guesses == np.where(included, 1, -1)))
     bound = one_run_epsilon_lower_bound(correct, num_guesses, num_canaries, delta, confidence)
     return AuditResult(bound, delta, confidence, scores[included], scores[~included])
-
-
-def _choose_threshold(scores_in, scores_out, delta, confidence):
-    """Returns a threshold that promises a large bound on other scores like these."""
-    candidates = np.unique(np.concatenate([scores_in, scores_out]))
-    # Just above the largest score seen, the rate of false positives only looks like 0:
-    # averaging it over a normal kernel predicts what other runs will show.
-    width = 0.9 * np.std(scores_out) * len(scores_out) ** -0.2
-    kernel = width * stats.norm.ppf((np.arange(32) + 0.5) / 32)
-    above = lambda scores, x: len(scores) - np.searchsorted(np.sort(scores), x, side="right")
-    true_positives = above(scores_in, candidates)
-    false_positives = above(scores_out, candidates[:, np.newaxis] + kernel).mean(axis=1)
-    counts = (true_positives, len(scores_in), false_positives, len(scores_out))
-    return candidates[np.argmax(_epsilon_from_counts(*counts, delta, confidence))]
-
-
-def _epsilon_from_counts(true_positives, runs_in, false_positives, runs_out, delta, confidence):
-    """Returns the bound of `epsilon_lower_bound` from counts of how often the test fired."""
-    # Both rates hold together if each fails with half of the probability.
-    tail = (1 - confidence) / 2
-    tpr = _smallest_rate(true_positives, runs_in, tail)
-    fpr = 1 - _smallest_rate(runs_out - false_positives, runs_out, tail)
-    fires = np.maximum(tpr - delta, 0) / fpr
-    rests = np.maximum(1 - fpr - delta, 0) / (1 - tpr)
-    # A ratio below 1 shows nothing.
-    return np.log(np.maximum(1.0, np.maximum(fires, rests)))
-
-
-def _smallest_rate(successes, trials, tail):
-    """Clopper and Pearson's lower bound: a smaller rate gives as many with probability < tail."""
-    successes = np.asarray(successes, dtype=np.float64)
-    # Predicted counts need not be whole; those below 1 say as little as 0.
-    bound = stats.beta.ppf(tail, np.maximum(successes, 1.0), trials - successes + 1)
-    return np.where(successes >= 1, bound, 0.0)
-
-
-def _one_run_p_value(v, r, m, epsilon, delta):
-    q = 1 / (1 + np.exp(-epsilon))
-    result = stats.binom.sf(v - 1, r, q)
-    if delta > 0 and v > 0:
-        # Entry i-1: the probability that v > W >= v - i, divided by i.
-        below = np.cumsum(stats.binom.pmf(np.arange(v - 1, -1, -1), r, q)) / np.arange(1, v + 1)
-        result += m * delta * min(2 * below.max(), 1 - q)
-    return float(min(1.0, result))
-
-
-def _random_halves(scores):
-    # At random, because runs may come sorted; always the same, so that nobody tries again.
-    shuffled = np.random.default_rng(0).permutation(scores)
-    return shuffled[: len(scores) // 2], shuffled[len(scores) // 2 :]
 
 
 def _check_scores(name, scores, minimum):

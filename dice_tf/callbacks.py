@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`EpsilonCallback`: epsilon next to the loss, and a stop before it exceeds a target."""
 
+from typing import Any
+
 import keras
 import tensorflow as tf
 
@@ -22,6 +24,7 @@ from dice_tf.errors import (
     SamplingError,
 )
 from dice_tf.mechanism import check_number
+from dice_tf.sampling import Sampling
 from dice_tf.training import is_private
 
 # Within one `fit`, epsilon is computed about this often between the ends of epochs: a
@@ -70,7 +73,13 @@ class EpsilonCallback(keras.callbacks.Callback):
     # each step to finish; that method only copies a number.
     async_safe = True
 
-    def __init__(self, sampling, delta, target_epsilon=None, accountant="rdp"):
+    def __init__(
+        self,
+        sampling: Sampling,
+        delta: float,
+        target_epsilon: float | None = None,
+        accountant: str = "rdp",
+    ) -> None:
         super().__init__()
         check_sampling(sampling)
         self.sampling = sampling
@@ -87,7 +96,7 @@ class EpsilonCallback(keras.callbacks.Callback):
         self._spent = {}
         self._sources, self._epoch_is_one_pass, self._length = [], True, None
 
-    def accounted_steps(self):
+    def accounted_steps(self) -> int:
         """Returns the number of steps that epsilon counts.
 
         Returns:
@@ -97,7 +106,7 @@ class EpsilonCallback(keras.callbacks.Callback):
         record = sampling_passes.read_record(self._optimizer)
         return self._iterations() + record["unfinished_steps"]
 
-    def epsilon(self):
+    def epsilon(self) -> float:
         """Returns the epsilon spent so far. Asking costs nothing and changes nothing.
 
         In a loop of your own, call `set_model(model)` before.
@@ -112,7 +121,7 @@ class EpsilonCallback(keras.callbacks.Callback):
         self._check_record()
         return self._epsilon_after(self.accounted_steps())
 
-    def statement(self):
+    def statement(self) -> str:
         """Returns `accounting.privacy_statement` of the steps made so far.
 
         Raises:
@@ -121,7 +130,9 @@ class EpsilonCallback(keras.callbacks.Callback):
         """
         self._check_record()
         mechanism, steps = self._optimizer.mechanism, self.accounted_steps()
-        return accounting.privacy_statement(mechanism, self.sampling, steps, self.delta)
+        return accounting.privacy_statement(
+            mechanism, self.sampling, steps, self.delta, accountant=self.accountant
+        )
 
     def note_data(self, x, steps_per_epoch):
         """Learns from `fit` what Keras tells no callback: the data, and where epochs end.
@@ -137,7 +148,7 @@ class EpsilonCallback(keras.callbacks.Callback):
         )
         self._length = length if steps_per_epoch is None else None
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Any = None) -> None:
         """Checks the optimizer.
 
         Raises:

@@ -2,8 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Canaries for audits: examples made to be recognisable in a model trained with them."""
 
+from typing import Any
+
 import keras
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 import tensorflow as tf
 
 from dice_tf.errors import AccountingError
@@ -11,7 +14,7 @@ from dice_tf.mechanism import check_integer, check_number
 from dice_tf.per_example import loss
 
 
-def gradient_canaries(x, num_canaries, scale=1.0):
+def gradient_canaries(x: ArrayLike, num_canaries: int, scale: float = 1.0) -> NDArray[Any]:
     """Appends canaries whose gradients are orthogonal to those of all other examples.
 
     Each canary is alone in having a feature of its own and has no other. In a layer that
@@ -52,7 +55,7 @@ def gradient_canaries(x, num_canaries, scale=1.0):
     return result
 
 
-def input_canaries(labels, num_classes, seed=None):
+def input_canaries(labels: ArrayLike, num_classes: int, seed: int | None = None) -> NDArray[Any]:
     """Gives examples wrong labels, so that a model can only fit them by memorising them.
 
     Args:
@@ -84,7 +87,7 @@ def input_canaries(labels, num_classes, seed=None):
     return ((labels + offsets) % num_classes).astype(labels.dtype)
 
 
-def canary_scores(model, x, y):
+def canary_scores(model: keras.Model, x: Any, y: Any) -> NDArray[Any]:
     """Returns minus the loss of each canary: what a released model was trained on fits best.
 
     Args:

@@ -65,3 +65,7 @@ class MissingPackageError(DicePrivacyError, ImportError):
 
 class UncheckedGradientsWarning(UserWarning):
     """Whether examples mix could not be seen from the batches that were compared."""
+
+
+class NoisyPlanWarning(UserWarning):
+    """The noise of a plan is larger than the largest signal that a model of that size can have."""

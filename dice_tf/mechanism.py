@@ -10,8 +10,9 @@ reports cannot hold different values.
 import dataclasses
 import math
 import numbers
+from typing import Any
 
-from dice_tf.errors import MechanismError
+from dice_tf.errors import DicePrivacyError, MechanismError
 
 CLIPPING_MODES = ("flat", "automatic")
 # Smaller norms are not told from 0: in float32 their squares underflow.
@@ -27,7 +28,14 @@ _ADVICE = {
 }
 
 
-def check_number(name, value, *, minimum=0.0, exclusive=True, error=MechanismError):
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    minimum: float = 0.0,
+    exclusive: bool = True,
+    error: type[DicePrivacyError] = MechanismError,
+) -> float:
     """Returns `value` as a float if it is a finite real number in range.
 
     Args:
@@ -59,7 +67,13 @@ def check_number(name, value, *, minimum=0.0, exclusive=True, error=MechanismErr
     return number
 
 
-def check_integer(name, value, *, minimum=1, error=MechanismError):
+def check_integer(
+    name: str,
+    value: Any,
+    *,
+    minimum: int = 1,
+    error: type[DicePrivacyError] = MechanismError,
+) -> int:
     """Returns `value` as an int if it is a whole number that is at least `minimum`.
 
     Args:
@@ -140,7 +154,7 @@ class DiceMechanism:
     num_microbatches: int | None = None
     noise_is_secret: bool = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         store = lambda name, value: object.__setattr__(self, name, value)
         if self.clipping not in CLIPPING_MODES:
             raise MechanismError(
@@ -191,28 +205,28 @@ class DiceMechanism:
                 )
 
     @property
-    def microbatch_size(self):
+    def microbatch_size(self) -> int:
         """Number of examples whose mean gradient is clipped as one unit."""
         if self.num_microbatches is None:
             return 1
         return self.expected_batch_size // self.num_microbatches
 
     @property
-    def divisor(self):
+    def divisor(self) -> int:
         """The public constant that sums over clipped units are divided by."""
         return self.expected_batch_size // self.microbatch_size
 
     @property
-    def noise_stddev_of_sum(self):
+    def noise_stddev_of_sum(self) -> float:
         """Noise standard deviation per coordinate, on the sum of clipped gradients."""
         return self.noise_multiplier * self.l2_norm_clip
 
     @property
-    def noise_stddev(self):
+    def noise_stddev(self) -> float:
         """Noise standard deviation per coordinate, on the mean (Alg. 1 line 6, sigma_1)."""
         return self.noise_stddev_of_sum / self.divisor
 
-    def sensitivity(self, *, separate_entries):
+    def sensitivity(self, *, separate_entries: bool) -> float:
         r"""How far one example can move the released sums, in the l2 norm.
 
         One entry of an example moves the release of its own step by at most

@@ -23,7 +23,7 @@ from dice_tf.validation import check_model, is_graph, mixes_batch_statistics
 _MOST_GROUPS, _CHANNELS_PER_GROUP = 32, 16
 
 
-def fix_model(model):
+def fix_model(model: keras.Model) -> keras.Model:
     """Returns a copy in which GroupNormalization takes the place of BatchNormalization.
 
     GroupNormalization normalises each example on its own: images in groups of 16 channels

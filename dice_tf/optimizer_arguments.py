@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which arguments and attributes a private optimizer refuses, and why."""
 
-from dice_tf.errors import GradientEngineError, OptimizerArgumentError
+import math
+
+from dice_tf.errors import GradientEngineError, MechanismError, OptimizerArgumentError
 from dice_tf.mechanism import check_integer
 
 GRADIENT_ENGINES = ("auto", "layerwise", "vectorized")
@@ -47,6 +49,51 @@ def check_none_positional(optimizer_class, learning_rate, positional):
             f"{', '.join(map(repr, (learning_rate, *positional)))}. Write l2_norm_clip=..., "
             "noise_multiplier=..., expected_batch_size=..."
         )
+
+
+def with_plan(plan, given):
+    """Returns privacy arguments of an optimizer together with those that a plan decides.
+
+    Args:
+        plan: `PrivacyPlan`, or `None` for arguments that say it all.
+        given: Dict of `PRIVACY_ARGUMENTS` as the optimizer received them; `None` is not given.
+
+    Returns:
+        Dict of arguments for `DiceMechanism`.
+
+    Raises:
+        MechanismError: If an argument contradicts the plan, or the plan is none.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    if plan is None:
+        required = ("noise_multiplier", "expected_batch_size")
+        return {**dict.fromkeys(required), **given}
+    # Imported late: a plan makes a callback, which knows optimizers.
+    from dice_tf.plan import PrivacyPlan
+
+    if not isinstance(plan, PrivacyPlan):
+        raise MechanismError(
+            "Argument `plan` must be a `dice_tf.PrivacyPlan`. Received: "
+            f"plan={plan!r} (of type {type(plan).__name__})."
+        )
+    clipping = given.get("clipping", "flat")
+    mechanism = plan.mechanism(given.get("l2_norm_clip"), clipping)
+    for name, value in given.items():
+        planned = getattr(mechanism, name)
+        if not same_value(value, planned):
+            raise MechanismError(
+                f"Argument `{name}` contradicts the plan, which decides it. Received: "
+                f"{name}={value!r} (plan: {planned!r}). Leave it out, or make a plan that has it. "
+                "What no plan has goes with arguments one by one, without `plan`."
+            )
+    return {name: getattr(mechanism, name) for name in PRIVACY_ARGUMENTS}
+
+
+def same_value(value: object, other: object) -> bool:
+    """Returns whether two values of a privacy argument are the same, up to rounding."""
+    if isinstance(value, float) and isinstance(other, float):
+        return math.isclose(value, other, rel_tol=1e-9)
+    return value == other
 
 
 def check_not_fixed(optimizer_class, name, value):

@@ -4,6 +4,7 @@
 
 import functools
 import inspect
+from typing import Any
 
 import keras
 
@@ -22,7 +23,7 @@ _TAKEN_BY_PRIVATE_STEPS = ("apply", "apply_gradients", "_backend_apply_gradients
 
 
 @functools.cache
-def make_dice_optimizer_class(keras_optimizer_class):
+def make_dice_optimizer_class(keras_optimizer_class: Any) -> Any:
     r"""Returns the private counterpart of a Keras optimizer class.
 
     \[v^t = \tfrac1B\sum_i h_i + e^t, \qquad x^{t+1} = \mathrm{Rule}(x^t, v^t + w^t)\]
@@ -140,6 +141,7 @@ class DiceSGDOptimizer(PrivateUpdate, keras.optimizers.SGD):
         num_microbatches: Int or `None`: clip mean gradients of this many microbatches
             instead of per-example gradients, as in TF-Privacy. Multiplies the sensitivity by 4
             with Poisson sampling, by 2 with shuffled epochs.
+        plan: `PrivacyPlan`, which decides all of the above but `l2_norm_clip` and `clipping`.
         chunk_size: Int or `None`: at most this many examples' gradients are computed at
             once. Bounds memory; changes nothing else.
         gradient_engine: `"layerwise"`: closed forms, layer by layer. `"vectorized"`: the whole

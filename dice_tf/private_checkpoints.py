@@ -20,6 +20,7 @@ written or read. (A `noise_seed` decides both, in every process that is given it
 
 import functools
 import hashlib
+from typing import Any
 import warnings
 
 import keras
@@ -198,7 +199,7 @@ def build_optimizer(model):
             model.optimizer.build(model.trainable_variables)
 
 
-def continue_sampling(model, sampling):
+def continue_sampling(model: keras.Model, sampling: Any) -> bool:
     """Makes private checkpoints of a model hold its sampler's position, or restores it.
 
     `fit` calls this before its first batch, after its callbacks loaded what they load. In

@@ -7,7 +7,10 @@ direction \\(v + w\\). What a Keras rule computes from it (momentum, schedules, 
 decay, averages) is post-processing and costs no privacy.
 """
 
+from __future__ import annotations
+
 import dataclasses
+from typing import TYPE_CHECKING, Any
 import warnings
 
 import keras
@@ -32,6 +35,9 @@ from dice_tf.errors import (
 )
 from dice_tf.mechanism import DiceMechanism
 
+if TYPE_CHECKING:
+    from dice_tf.plan import PrivacyPlan
+
 
 class PrivateUpdate:
     """Mixin that turns a Keras optimizer class into a private one.
@@ -42,37 +48,40 @@ class PrivateUpdate:
 
     def __init__(
         self,
-        learning_rate=None,
-        *positional,
-        l2_norm_clip=None,
-        noise_multiplier=None,
-        expected_batch_size=None,
-        error_norm_clip=None,
-        bound_residuals=True,
-        clipping="flat",
-        feedback_steps=1,
-        num_microbatches=None,
-        chunk_size=None,
-        gradient_engine="auto",
-        self_check=True,
-        rescale_to_unit_norm=False,
-        save_errors=False,
-        noise_seed=None,
-        **keras_arguments,
-    ):
+        learning_rate: Any = None,
+        *positional: Any,
+        l2_norm_clip: float | None = None,
+        noise_multiplier: float | None = None,
+        expected_batch_size: int | None = None,
+        error_norm_clip: float | None = None,
+        bound_residuals: bool | None = None,
+        clipping: str = "flat",
+        feedback_steps: int | None = None,
+        num_microbatches: int | None = None,
+        plan: PrivacyPlan | None = None,
+        chunk_size: int | None = None,
+        gradient_engine: str = "auto",
+        self_check: bool = True,
+        rescale_to_unit_norm: bool = False,
+        save_errors: bool = False,
+        noise_seed: int | None = None,
+        **keras_arguments: Any,
+    ) -> None:
         optimizer_arguments.check_none_positional(type(self), learning_rate, positional)
         for name, value in keras_arguments.items():
             optimizer_arguments.check_keras_argument(name, value)
-        mechanism = DiceMechanism(
+        given = dict(
             l2_norm_clip=l2_norm_clip,
             noise_multiplier=noise_multiplier,
             expected_batch_size=expected_batch_size,
             error_norm_clip=error_norm_clip,
-            bound_residuals=bool(bound_residuals),
+            bound_residuals=None if bound_residuals is None else bool(bound_residuals),
             clipping=clipping,
             feedback_steps=feedback_steps,
             num_microbatches=num_microbatches,
-            noise_is_secret=noise_seed is None,
+        )
+        mechanism = DiceMechanism(
+            **optimizer_arguments.with_plan(plan, given), noise_is_secret=noise_seed is None
         )
         optimizer_arguments.check_engine(gradient_engine, mechanism, chunk_size)
         if mechanism.noise_multiplier == 0:
@@ -116,7 +125,7 @@ class PrivateUpdate:
         return object.__getattribute__(owner, name)
 
     @property
-    def mechanism(self):
+    def mechanism(self) -> DiceMechanism:
         """The `DiceMechanism`: every parameter of this optimizer that enters epsilon.
 
         Its `noise_is_secret` is that of the whole run, steps of loaded files included.
@@ -128,7 +137,7 @@ class PrivateUpdate:
         return self._mechanism
 
     @property
-    def errors(self):
+    def errors(self) -> list[Any]:
         """The error e: float32 variables of the trainable variables' shapes, private.
 
         With s = `feedback_steps`, s for each trainable variable: first the residual means of
@@ -138,7 +147,7 @@ class PrivateUpdate:
         return list(self._private.errors)
 
     @property
-    def sampling_record(self):
+    def sampling_record(self) -> Any:
         """What `dice_tf.provenance` knows about how the batches so far were drawn."""
         return self._sampling_record
 
@@ -365,7 +374,7 @@ class PrivateUpdate:
         for draws in counts:
             draws.assign(tf.maximum(draws.value, tf.cast(self._iterations.value, draws.dtype)))
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, without `noise_seed`.
 
         The configuration is stored in saved models, and whoever knows the seed can

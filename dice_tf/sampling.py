@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import math
 import secrets
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -69,38 +70,38 @@ class Sampling:
         object.__setattr__(self, "_state", SamplingState(entropy))
 
     @property
-    def sampling_probability(self):
+    def sampling_probability(self) -> float:
         """Probability with which a member of the active group is drawn at a step."""
         return self.num_groups * self.expected_batch_size / self.num_examples
 
     @property
-    def steps_per_epoch(self):
+    def steps_per_epoch(self) -> int:
         """Int, number of batches in one iteration of `dataset`."""
         cycles = round(self.num_examples / (self.num_groups * self.expected_batch_size))
         return self.num_groups * max(1, cycles)
 
     @property
-    def steps_per_round(self):
+    def steps_per_round(self) -> int:
         """Int, number of consecutive steps in which an example can take part at most once."""
         return self.num_groups
 
     @property
-    def draws(self):
+    def draws(self) -> int:
         """Int, number of batches that this object has drawn so far, over all data sets."""
         return self._state.draws
 
     @property
-    def assignment(self):
+    def assignment(self) -> int:
         """Int >= 0, a public random name of this object's assignment of examples to groups."""
         return self._state.assignment
 
     @property
-    def entropy(self):
+    def entropy(self) -> int:
         """Int, all that draws depend on besides their number: as secret as the draws."""
         return self._state.entropy
 
     @property
-    def position(self):
+    def position(self) -> int:
         """Int, number of steps from the first draw to the first of the next iteration."""
         return self._state.iterations * self.steps_per_epoch + self._state.offset
 
@@ -133,7 +134,7 @@ class Sampling:
         """
         self._state.watch(self.position, on_gap)
 
-    def steps(self, epochs):
+    def steps(self, epochs: int) -> int:
         """Returns the number of steps in `epochs` epochs.
 
         Args:
@@ -146,7 +147,7 @@ class Sampling:
             "epochs", epochs, minimum=0, error=SamplingError
         )
 
-    def rounds(self, steps):
+    def rounds(self, steps: int) -> int:
         """Returns the largest number of steps, out of `steps`, that one example can enter.
 
         Args:
@@ -158,11 +159,13 @@ class Sampling:
         steps = check_integer("steps", steps, minimum=0, error=SamplingError)
         return -(-steps // self.steps_per_round)
 
-    def separates_entries(self, feedback_steps):
+    def separates_entries(self, feedback_steps: int) -> bool:
         """Returns whether two entries of an example are always over `feedback_steps` apart."""
         return self.num_groups > feedback_steps
 
-    def dataset(self, x, y=None, sample_weight=None, epochs=1):
+    def dataset(
+        self, x: Any, y: Any = None, sample_weight: Any = None, epochs: int = 1
+    ) -> tf.data.Dataset:
         r"""Returns the `tf.data.Dataset` of batches that `fit` trains on.
 
         Every iteration, and every step of it, is a fresh draw; nothing is cached, and
@@ -389,21 +392,21 @@ class ShuffledEpochs(Sampling):
     amplified = False
 
     @property
-    def sampling_probability(self):
+    def sampling_probability(self) -> float:
         """1: an example is certain to be used once in every epoch."""
         return 1.0
 
     @property
-    def steps_per_epoch(self):
+    def steps_per_epoch(self) -> int:
         """Int, number of batches in one epoch, the last and shorter one included."""
         return math.ceil(self.num_examples / self.expected_batch_size)
 
     @property
-    def steps_per_round(self):
+    def steps_per_round(self) -> int:
         """Int, number of steps in an epoch: an example enters once in each."""
         return self.steps_per_epoch
 
-    def separates_entries(self, feedback_steps):
+    def separates_entries(self, feedback_steps: int) -> bool:
         """Returns `False`: an example may end one epoch and begin the next."""
         return False
 

@@ -8,6 +8,7 @@ optimizer's private update, metrics. `dice_tf.dispatch` makes `fit` use it.
 
 import functools
 import types
+from typing import Any
 import weakref
 
 import keras
@@ -27,7 +28,7 @@ _MOST_BATCHES_TRIED = 20
 
 
 @tf.autograph.experimental.do_not_convert
-def private_train_step(model, data):
+def private_train_step(model: keras.Model, data: Any) -> dict[str, Any]:
     """Takes one private training step: the step that `fit` takes.
 
     Args:
@@ -73,7 +74,7 @@ def private_train_step(model, data):
     return metrics.update_metrics(model, x, y, sums.y_pred, sample_weight, sums.losses, penalty)
 
 
-def check_gradients(model, data):
+def check_gradients(model: keras.Model, data: Any) -> None:
     """Compares the per-example gradients of a few examples with their gradients alone.
 
     `fit`, `train_on_batch` and steps that are not compiled do this for every compiled model,

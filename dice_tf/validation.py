@@ -7,6 +7,8 @@ lets an example change the gradients of the others, or that stores something com
 from the batch, lets it escape that bound.
 """
 
+from typing import Any
+
 import keras
 
 from dice_tf.errors import LossError, ModelError
@@ -22,7 +24,7 @@ _MIXES_PAIRS = (keras.layers.MixUp, keras.layers.CutMix)
 _MIXES_HISTOGRAMS = (keras.layers.RandAugment, keras.layers.AugMix, keras.layers.Equalization)
 
 
-def check_model(model):
+def check_model(model: Any) -> Any:
     """Raises if a layer of the model mixes examples or remembers data.
 
     Args:

@@ -84,6 +84,7 @@ CONTENTS = {
     ],
     "Check": ["Privacy <privacy>", "Results <results>", "Benchmarks <../benchmarks/README>"],
     "API": [
+        "api/plan",
         "api/optimizers",
         "api/sampling",
         "api/training",

@@ -70,12 +70,30 @@ def test_calibration_of_unbounded_residuals_and_of_another_relation():
     assert 3.99 < accounting.compute_epsilon(mechanism, sampling, 100, 1e-5) <= 4.0
 
 
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda s: type(s).__name__)
-def test_calibrated_steps_are_the_most(sampling):
+def test_calibrated_steps_are_the_most(sampling, accountant):
     mechanism = DiceMechanism(l2_norm_clip=1.0, noise_multiplier=6.0, expected_batch_size=512)
-    steps = accounting.calibrate_steps(2.0, 1e-5, mechanism, sampling)
-    epsilon = lambda steps: accounting.compute_epsilon(mechanism, sampling, steps, 1e-5)
+    steps = accounting.calibrate_steps(2.0, 1e-5, mechanism, sampling, accountant)
+    epsilon = lambda steps: accounting.compute_epsilon(mechanism, sampling, steps, 1e-5, accountant)
     assert epsilon(steps) <= 2.0 < epsilon(steps + 1)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+@pytest.mark.parametrize("epochs", [1, 7, 20])
+def test_calibrated_noise_lets_all_steps_be_made(epochs, accountant):
+    # The callback asks for the affordable steps, which must not come out as one too few.
+    for sampling in SAMPLINGS:
+        steps = sampling.steps(epochs)
+        for target in (0.3, 3.0):
+            noise = accounting.calibrate_noise_multiplier(
+                target, 1e-6, sampling, steps, accountant=accountant
+            )
+            mechanism = DiceMechanism(
+                l2_norm_clip=1.0, noise_multiplier=noise, expected_batch_size=512
+            )
+            affordable = accounting.calibrate_steps(target, 1e-6, mechanism, sampling, accountant)
+            assert steps <= affordable
 
 
 def test_calibrated_batch_size_is_the_most():

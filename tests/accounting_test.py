@@ -193,6 +193,20 @@ def test_rdp_does_not_round_a_small_epsilon_to_zero():
 
 
 @pytest.mark.filterwarnings("ignore:The best Renyi order")
+def test_pld_of_kept_rounds_is_what_dp_accounting_says_and_grows_with_every_step():
+    sampling = CyclicPoissonSampling(60_000, 512, num_groups=4)
+    mechanism = make_mechanism(error_norm_clip=1.0, feedback_steps=3, expected_batch_size=512)
+    epsilons = []
+    # Across several grids: epsilon grows by a factor of 6.
+    for steps in (*range(4, 400, 44), *range(4, 400, 44)):
+        epsilons.append(accounting.compute_epsilon(mechanism, sampling, steps, 1e-6, "pld"))
+        event = accounting.dp_event(mechanism, sampling, steps)
+        oracle = pld.PLDAccountant(value_discretization_interval=1e-4).compose(event)
+        assert oracle.get_epsilon(1e-6) * (1 - 1e-6) <= epsilons[-1]
+        assert epsilons[-1] <= oracle.get_epsilon(1e-6) * (1 + 1e-3)
+    assert epsilons[:9] == sorted(epsilons[:9]) == epsilons[9:]
+
+
 def test_pld_falls_back_on_rdp_with_a_warning():
     sampling = PoissonSampling(60_000, 512)
     mechanism = make_mechanism(0.01)

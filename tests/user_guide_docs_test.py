@@ -54,6 +54,8 @@ def test_the_code_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
             assert stated in out.split()
     # The last loop makes the steps of one epoch.
     assert int(names["model"].optimizer.iterations) == names["sampling"].steps_per_epoch
+    # "The same run, spelled out."
+    assert any(out == "True True\n" for out in printed)
     assert names["Scale"] in rules._rules
     # "so that `load_model` finds it": the layer and the loss.
     names["model"].save(tmp_path / "scaled.keras")
@@ -152,11 +154,14 @@ def test_numbers_in_the_text():
                 for by in ("rdp", "pld"))  # fmt: skip
     assert 0.05 < 1 - pld / rdp < 0.10
     # "over five times the noise"
-    program, shuffled = (
-        accounting.calibrate_noise_multiplier(2.0, 5e-6, kind(20_000, 500), steps=600)
-        for kind in (dice_tf.CyclicPoissonSampling, dice_tf.ShuffledEpochs)
+    program = dice_tf.PrivacyPlan(
+        num_examples=20_000, batch_size=500, epochs=15, target_epsilon=2.0, delta=5e-6
     )
-    assert 5 < shuffled / program < 6
+    shuffled = accounting.calibrate_noise_multiplier(
+        2.0, 5e-6, dice_tf.ShuffledEpochs(20_000, 500), steps=600, accountant="pld"
+    )
+    assert program.error_norm_clip_ratio == 1 and program.steps == 600
+    assert 5 < shuffled / program.noise_multiplier < 6
     # "With 455 examples": the noise on the mean is C1 over these.
     small = {int(batch): int(over) for over, batch in re.findall(r"C1 / (\d+) at B = (\d+)", PAGE)}
     assert len(small) == 2
@@ -164,6 +169,26 @@ def test_numbers_in_the_text():
         sampling = dice_tf.CyclicPoissonSampling(455, batch)
         noise = accounting.calibrate_noise_multiplier(3.0, 2e-4, sampling, sampling.steps(30))
         assert round(batch / noise) == over
+
+
+def test_the_table_of_feedback_steps_is_what_a_plan_chooses():
+    (table,) = re.findall(r"\| steps in all epochs .*\n\|-.*\n((?:\|.*\n)+)", PAGE)
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    # The first and the last number of steps of each row, ten steps an epoch.
+    ends = [(700, 7000), (350, 690), (200, 340), (10, 190)]
+    for (steps, feedback_steps, groups, ratio, share), epochs in zip(lines, ends, strict=True):
+        assert str(epochs[0]) in steps or str(epochs[1] + 10) in steps
+        for number in epochs:
+            plan = dice_tf.PrivacyPlan(
+                num_examples=1000, batch_size=100, epochs=number // 10, noise_multiplier=1.0
+            )
+            assert plan.feedback_steps == int(feedback_steps.split(":")[0])
+            assert str(plan.sampling.num_groups) == groups.replace("none", "1")
+            numerator, _, denominator = ratio.partition("/")
+            assert plan.error_norm_clip_ratio == pytest.approx(
+                int(numerator) / int(denominator or 1)
+            )
+            assert 1 / (1 + plan.error_norm_clip_ratio) == pytest.approx(float(share))
 
 
 def test_the_command_line_has_these_flags():

@@ -16,3 +16,19 @@ from dice_tf.accounting.paper import (
     paper_noise_stddev,
 )
 from dice_tf.accounting.statement import privacy_statement
+
+__all__ = [
+    "NEIGHBOURING_RELATIONS",
+    "Counterexample",
+    "PrivacyGuarantee",
+    "calibrate_batch_size",
+    "calibrate_noise_multiplier",
+    "calibrate_steps",
+    "compute_epsilon",
+    "counterexample_epsilon_lower_bound",
+    "dp_event",
+    "guarantee",
+    "paper_epsilon",
+    "paper_noise_stddev",
+    "privacy_statement",
+]

@@ -39,7 +39,7 @@ _FEEDBACK_STEPS = flags.DEFINE_integer(
     "feedback_steps", 1, "Over how many later steps a residual is fed back."
 )
 _ACCOUNTANT = flags.DEFINE_enum(
-    "accountant", "rdp", list(ACCOUNTANTS), "Accountant that finds the noise for epsilon."
+    "accountant", "rdp", list(ACCOUNTANTS), "Accountant of the epsilon, given or stated."
 )
 
 
@@ -75,7 +75,9 @@ def _statement():
     mechanism = DiceMechanism(
         noise_multiplier=noise_multiplier, expected_batch_size=_BATCH_SIZE.value, **parameters
     )
-    return privacy_statement(mechanism, sampling, steps, _DELTA.value)
+    return privacy_statement(
+        mechanism, sampling, steps, _DELTA.value, accountant=_ACCOUNTANT.value
+    )
 
 
 def main(argv):

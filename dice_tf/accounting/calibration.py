@@ -2,8 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The noise, the number of steps or the batch size that a privacy budget allows."""
 
+from __future__ import annotations
+
 import dataclasses
+import functools
 import math
+from typing import TYPE_CHECKING
 
 from scipy import optimize
 
@@ -12,6 +16,10 @@ from dice_tf.accounting.epsilon import compute_epsilon
 from dice_tf.errors import AccountingError
 from dice_tf.mechanism import DiceMechanism, check_integer, check_number
 
+if TYPE_CHECKING:
+    # At run time it would load TensorFlow.
+    from dice_tf.sampling import Sampling
+
 # Noise is found to this relative precision, from above.
 _PRECISION = 1e-4
 _LARGEST_NOISE = 1e9
@@ -19,19 +27,19 @@ _MOST_STEPS = 2**40
 
 
 def calibrate_noise_multiplier(
-    target_epsilon,
-    delta,
-    sampling,
-    steps,
-    l2_norm_clip=1.0,
-    error_norm_clip=None,
-    bound_residuals=True,
-    feedback_steps=1,
-    accountant="rdp",
+    target_epsilon: float,
+    delta: float,
+    sampling: Sampling,
+    steps: int,
+    l2_norm_clip: float = 1.0,
+    error_norm_clip: float | None = None,
+    bound_residuals: bool = True,
+    feedback_steps: int = 1,
+    accountant: str = "rdp",
     *,
-    num_microbatches=None,
-    neighbouring_relation=None,
-):
+    num_microbatches: int | None = None,
+    neighbouring_relation: str | None = None,
+) -> float:
     r"""Returns the smallest noise multiplier that keeps a run within a privacy budget.
 
     \[\min\{z : \varepsilon(z, T, B) \le \varepsilon_{\mathrm{target}}\},\]
@@ -87,15 +95,21 @@ def calibrate_noise_multiplier(
         )
 
     # The fast accountant's answer is a good place to start from.
-    noise_multiplier = _smallest_noise(epsilon_by("rdp"), target_epsilon, 1.0)
+    noise_multiplier = _smallest_noise(epsilon_by("rdp"), target_epsilon, 1.0, 2.0)
     if accountant == "rdp":
         return noise_multiplier
-    return _smallest_noise(epsilon_by(accountant), target_epsilon, noise_multiplier)
+    return _smallest_noise(epsilon_by(accountant), target_epsilon, noise_multiplier, 1.15)
 
 
 def calibrate_steps(
-    target_epsilon, delta, mechanism, sampling, accountant="rdp", *, neighbouring_relation=None
-):
+    target_epsilon: float,
+    delta: float,
+    mechanism: DiceMechanism,
+    sampling: Sampling,
+    accountant: str = "rdp",
+    *,
+    neighbouring_relation: str | None = None,
+) -> int:
     r"""Returns the largest number of optimizer steps within a privacy budget.
 
     \[\max\{T : \varepsilon(z, T, B) \le \varepsilon_{\mathrm{target}}\},\]
@@ -128,25 +142,37 @@ def calibrate_steps(
     """
     target_epsilon, _ = _check_target(target_epsilon, 1)
 
-    def fits(steps):
-        epsilon = compute_epsilon(
-            mechanism, sampling, steps, delta, accountant, neighbouring_relation
-        )
-        return epsilon <= target_epsilon
+    def fits_by(accountant):
+        def fits(steps):
+            epsilon = compute_epsilon(
+                mechanism, sampling, steps, delta, accountant, neighbouring_relation
+            )
+            return epsilon <= target_epsilon
 
-    return _largest(fits, _MOST_STEPS, target_epsilon, "optimizer step")
+        return fits
+
+    # The fast accountant's answer is a good place to start from.
+    try:
+        start = _largest(fits_by("rdp"), _MOST_STEPS, target_epsilon, "optimizer step")
+    except AccountingError:
+        if accountant == "rdp":
+            raise
+        start = 1
+    if accountant == "rdp":
+        return start
+    return _largest(fits_by(accountant), _MOST_STEPS, target_epsilon, "optimizer step", start)
 
 
 def calibrate_batch_size(
-    target_epsilon,
-    delta,
-    mechanism,
-    sampling,
-    steps,
-    accountant="rdp",
+    target_epsilon: float,
+    delta: float,
+    mechanism: DiceMechanism,
+    sampling: Sampling,
+    steps: int,
+    accountant: str = "rdp",
     *,
-    neighbouring_relation=None,
-):
+    neighbouring_relation: str | None = None,
+) -> int:
     r"""Returns the largest expected batch size with which a run stays within a budget.
 
     \[\max\{B : \varepsilon(z, T, B) \le \varepsilon_{\mathrm{target}}\},\]
@@ -206,16 +232,17 @@ def _check_target(target_epsilon, steps):
     return target_epsilon, check_integer("steps", steps, error=AccountingError)
 
 
-def _smallest_noise(epsilon_of, target_epsilon, start):
+def _smallest_noise(epsilon_of, target_epsilon, start, factor):
     """Returns a noise multiplier, from above, at which `epsilon_of` crosses the target."""
 
+    @functools.cache
     def excess(log_noise):
         # Infinite and zero epsilons would stall the root finder.
         epsilon = min(max(epsilon_of(math.exp(log_noise)), 1e-9), 1e9)
         return math.log(epsilon / target_epsilon)
 
     high = low = math.log(start)
-    step = math.log(2.0)
+    step = math.log(factor)
     if excess(high) > 0:
         while excess(high) > 0:
             low, high = high, high + step
@@ -233,14 +260,20 @@ def _smallest_noise(epsilon_of, target_epsilon, start):
     return math.exp(root)
 
 
-def _largest(fits, most, target_epsilon, what):
-    """Returns the largest int in [1, most] that fits, for a property that fails for good."""
-    if not fits(1):
+def _largest(fits, most, target_epsilon, what, start=1):
+    """Returns the largest int in [1, most] that fits, for a property that fails for good.
+
+    A `start` above 1 is a guess, from below, that is expected to be close.
+    """
+    if start > 1 and fits(start):
+        low, high = start, start + max(1, start // 4)
+    elif fits(1):
+        low, high = 1, 2
+    else:
         raise AccountingError(
             f"The budget target_epsilon={target_epsilon} does not allow one {what}. Ask for a "
             "larger epsilon or raise `noise_multiplier`."
         )
-    low, high = 1, 2
     while high <= most and fits(high):
         low, high = high, 2 * high
     high = min(high, most + 1)

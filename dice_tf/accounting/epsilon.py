@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Epsilon of a training run: `dp_event`, `guarantee` and `compute_epsilon`."""
 
+from __future__ import annotations
+
 import decimal
 import functools
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import dp_accounting
 
@@ -14,10 +16,15 @@ from dice_tf.accounting.loss_distribution import loss_distribution_curve, suppor
 from dice_tf.accounting.renyi import renyi_epsilon, warn_at_edge
 from dice_tf.errors import AccountingError
 
+if TYPE_CHECKING:
+    # At run time it would load TensorFlow.
+    from dice_tf.mechanism import DiceMechanism
+    from dice_tf.sampling import Sampling
+
 ACCOUNTANTS = ("rdp", "pld")
 
 
-def up(epsilon):
+def up(epsilon: float) -> str:
     """Returns an epsilon as text of three decimals, never below it.
 
     Args:
@@ -34,7 +41,7 @@ def up(epsilon):
     return f"{exact.quantize(decimal.Decimal('0.001'), context=context):f}"
 
 
-def delta_up(delta):
+def delta_up(delta: float) -> str:
     """Returns a delta as text of three significant digits, never below it.
 
     Args:
@@ -70,7 +77,7 @@ class PrivacyGuarantee(NamedTuple):
     accountant: str
     steps: int
 
-    def __str__(self):
+    def __str__(self) -> str:
         relation = events.NEIGHBOURING_RELATIONS[self.neighbouring_relation]
         return (
             f"({up(self.epsilon)}, {delta_up(self.delta)})-differential privacy after {self.steps} "
@@ -78,7 +85,9 @@ class PrivacyGuarantee(NamedTuple):
         )
 
 
-def dp_event(mechanism, sampling, steps, accountant="rdp"):
+def dp_event(
+    mechanism: DiceMechanism, sampling: Sampling, steps: int, accountant: str = "rdp"
+) -> dp_accounting.DpEvent:
     r"""Returns what a run costs, as an event that dp_accounting's accountants take.
 
     Args:
@@ -111,7 +120,7 @@ def dp_event(mechanism, sampling, steps, accountant="rdp"):
     Source: `docs/privacy.md`, section 2 (our own proofs).
     """
     steps = events.check_run(mechanism, sampling, steps)
-    _check_accountant(accountant)
+    check_accountant(accountant)
     if steps == 0:
         return dp_accounting.NoOpDpEvent()
     if mechanism.noise_multiplier == 0:
@@ -126,7 +135,14 @@ def dp_event(mechanism, sampling, steps, accountant="rdp"):
     )
 
 
-def guarantee(mechanism, sampling, steps, delta, accountant="rdp", neighbouring_relation=None):
+def guarantee(
+    mechanism: DiceMechanism,
+    sampling: Sampling,
+    steps: int,
+    delta: float,
+    accountant: str = "rdp",
+    neighbouring_relation: str | None = None,
+) -> PrivacyGuarantee:
     r"""Returns the privacy of a run together with the relation that it is about.
 
     Under `"replace_one"`, where each example has its own coin, "pld" uses
@@ -170,7 +186,7 @@ def guarantee(mechanism, sampling, steps, delta, accountant="rdp", neighbouring_
     """
     steps = events.check_run(mechanism, sampling, steps)
     delta = events.check_delta(delta, sampling.num_examples)
-    _check_accountant(accountant)
+    check_accountant(accountant)
     relation = events.neighbouring_relation_of(sampling, neighbouring_relation)
     if steps == 0:
         epsilon = 0.0
@@ -182,8 +198,13 @@ def guarantee(mechanism, sampling, steps, delta, accountant="rdp", neighbouring_
 
 
 def compute_epsilon(
-    mechanism, sampling, steps, delta, accountant="rdp", neighbouring_relation=None
-):
+    mechanism: DiceMechanism,
+    sampling: Sampling,
+    steps: int,
+    delta: float,
+    accountant: str = "rdp",
+    neighbouring_relation: str | None = None,
+) -> float:
     r"""Returns the epsilon of a run.
 
     A number for which every two neighbouring data sets D and D', and every set S of sequences
@@ -223,7 +244,15 @@ def compute_epsilon(
     ).epsilon
 
 
-def _check_accountant(accountant):
+def check_accountant(accountant: str) -> None:
+    """Refuses the name of an accountant that there is not.
+
+    Args:
+        accountant: One of `ACCOUNTANTS`.
+
+    Raises:
+        AccountingError: If it is not.
+    """
     if accountant not in ACCOUNTANTS:
         raise AccountingError(
             f"Argument `accountant` must be one of {ACCOUNTANTS}. "

@@ -28,7 +28,7 @@ squared ratio C1 (C1+C2) / sigma^2 + s (C2/s) (C1+C2) / sigma^2 = ((C1+C2)/sigma
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import dp_accounting
 
@@ -71,7 +71,7 @@ class Round(NamedTuple):
         return dp_accounting.SelfComposedDpEvent(event, self.count)
 
 
-def check_sampling(sampling):
+def check_sampling(sampling: Any) -> bool:
     """Refuses a sampling whose privacy cost is not known.
 
     Args:
@@ -131,7 +131,7 @@ def check_run(mechanism, sampling, steps):
     return check_integer("steps", steps, minimum=0, error=AccountingError)
 
 
-def check_delta(delta, num_examples):
+def check_delta(delta: Any, num_examples: int) -> float:
     """Refuses a delta that permits publishing somebody's record outright.
 
     Args:

@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Epsilon by privacy loss distributions, within bounds of time and memory."""
 
+import functools
 import math
 import warnings
 
 import dp_accounting
 from dp_accounting import pld
+from dp_accounting.pld import privacy_loss_distribution
 
 # Discretization of the privacy loss, relative to the epsilon expected: halving it changes the
 # result by less than 3 in 10,000. Time and memory grow with the number of grid points of one
@@ -33,7 +35,37 @@ def loss_interval(noise_multiplier, epsilon):
     smallest = loss_range / _MOST_POINTS
     if smallest > _LARGEST_INTERVAL:
         return None
-    return min(max(_RELATIVE_INTERVAL * epsilon, smallest), _LARGEST_INTERVAL)
+    # Powers of 2: neighbouring numbers of steps share a grid, so that one distribution serves
+    # them all, and epsilon does not fall, by rounding to another grid, while steps are made.
+    wanted = 2.0 ** math.floor(math.log2(_RELATIVE_INTERVAL * epsilon))
+    return min(max(wanted, smallest), _LARGEST_INTERVAL)
+
+
+# The largest takes some MB. A run needs one for each doubling of epsilon.
+@functools.lru_cache(maxsize=8)
+def _round_distribution(noise_multiplier, sampling_probability, interval):
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        noise_multiplier,
+        value_discretization_interval=interval,
+        sampling_prob=sampling_probability,
+    )
+
+
+def _distribution(event, interval, exchange):
+    """Returns epsilon as a function of delta; what `PLDAccountant` says of `event`.
+
+    Most of its time goes into the distribution of one round, which does not depend on the
+    number of rounds, and so is kept.
+    """
+    turn = getattr(event, "event", None)
+    if isinstance(turn, dp_accounting.PoissonSampledDpEvent) and not exchange:
+        one = _round_distribution(turn.event.noise_multiplier, turn.sampling_probability, interval)
+        return one.self_compose(event.count).get_epsilon_for_delta
+    relation = dp_accounting.NeighboringRelation
+    accountant = pld.PLDAccountant(
+        relation.REPLACE_ONE if exchange else relation.ADD_OR_REMOVE_ONE, interval
+    )
+    return accountant.compose(event).get_epsilon
 
 
 def loss_distribution_curve(event, noise_multiplier, renyi_curve, log_delta, exchange=False):
@@ -59,18 +91,14 @@ def loss_distribution_curve(event, noise_multiplier, renyi_curve, log_delta, exc
     if interval is None:
         _warn(f"the privacy loss (epsilon about {rough:.3g}) spans too wide a range")
         return renyi_curve
-    relation = dp_accounting.NeighboringRelation
-    accountant = pld.PLDAccountant(
-        relation.REPLACE_ONE if exchange else relation.ADD_OR_REMOVE_ONE, interval
-    )
     try:
-        accountant.compose(event)
+        epsilon_at = _distribution(event, interval, exchange)
     except (MemoryError, OverflowError, ValueError) as error:
         _warn(f"the privacy loss distribution failed ({error})")
         return renyi_curve
 
     def curve(log_delta):
-        epsilon = accountant.get_epsilon(math.exp(log_delta))
+        epsilon = epsilon_at(math.exp(log_delta))
         if not math.isfinite(epsilon):
             _warn(f"the distribution does not resolve delta=exp({log_delta:.4g})")
             return renyi_curve(log_delta)

@@ -47,15 +47,15 @@ def _g_tilde(l2_norm_clip, feedback_clip, gradient_bound, gradient_deviation):
 
 
 def paper_noise_stddev(
-    epsilon,
-    delta,
-    num_examples,
-    steps,
-    l2_norm_clip=1.0,
-    feedback_clip=None,
-    gradient_bound=None,
-    gradient_deviation=0.0,
-):
+    epsilon: float,
+    delta: float,
+    num_examples: int,
+    steps: int,
+    l2_norm_clip: float = 1.0,
+    feedback_clip: float | None = None,
+    gradient_bound: float | None = None,
+    gradient_deviation: float = 0.0,
+) -> float:
     r"""Returns the noise of Thm 3.2: closed form of the paper, not a guarantee.
 
     \[\sigma_1 = \sqrt{32\, T\, \tilde G \log(1/\delta)} / (N \varepsilon)\]
@@ -93,16 +93,16 @@ def paper_noise_stddev(
 
 
 def paper_epsilon(
-    noise_stddev,
-    delta,
-    num_examples,
-    steps,
-    l2_norm_clip=1.0,
-    feedback_clip=None,
-    gradient_bound=None,
-    gradient_deviation=0.0,
-    form="closed",
-):
+    noise_stddev: float,
+    delta: float,
+    num_examples: int,
+    steps: int,
+    l2_norm_clip: float = 1.0,
+    feedback_clip: float | None = None,
+    gradient_bound: float | None = None,
+    gradient_deviation: float = 0.0,
+    form: str = "closed",
+) -> float:
     r"""Returns the epsilon that the paper claims: not a guarantee.
 
     `form="closed"` inverts Thm 3.2. `form="renyi"` converts the paper's own sum
@@ -192,15 +192,15 @@ class Counterexample(NamedTuple):
 
 
 def counterexample_epsilon_lower_bound(
-    noise_stddev,
-    delta,
-    num_examples,
-    expected_batch_size,
-    steps,
-    error_norm_clip,
-    window,
-    threshold,
-):
+    noise_stddev: float,
+    delta: float,
+    num_examples: int,
+    expected_batch_size: int,
+    steps: int,
+    error_norm_clip: float,
+    window: int,
+    threshold: float,
+) -> Counterexample:
     r"""Returns a lower bound on the epsilon of Alg. 1 to the letter, by exact calculation.
 
     One dimension. All gradients of D are 0; D' has one more example, with a gradient

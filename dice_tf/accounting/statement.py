@@ -2,12 +2,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """`privacy_statement`: what a run guarantees, in words that a data officer can check."""
 
+from __future__ import annotations
+
 import dataclasses
 import textwrap
+from typing import TYPE_CHECKING
 
 from dice_tf.accounting import events
-from dice_tf.accounting.epsilon import ACCOUNTANTS, compute_epsilon, delta_up, guarantee, up
+from dice_tf.accounting.epsilon import (
+    ACCOUNTANTS,
+    check_accountant,
+    compute_epsilon,
+    delta_up,
+    guarantee,
+    up,
+)
 from dice_tf.accounting.paper import NOT_A_GUARANTEE, paper_epsilon
+
+if TYPE_CHECKING:
+    # At run time it would load TensorFlow.
+    from dice_tf.mechanism import DiceMechanism
+    from dice_tf.sampling import Sampling
 
 _WIDTH = 88
 
@@ -28,7 +43,15 @@ _NOT_COVERED = (
 )
 
 
-def privacy_statement(mechanism, sampling, steps, delta, neighbouring_relation=None):
+def privacy_statement(
+    mechanism: DiceMechanism,
+    sampling: Sampling,
+    steps: int,
+    delta: float,
+    neighbouring_relation: str | None = None,
+    *,
+    accountant: str = "rdp",
+) -> str:
     """Returns a text that says what privacy a run has, and what it does not have.
 
     Every number comes from `guarantee`, `compute_epsilon` and `paper_epsilon`.
@@ -39,10 +62,13 @@ def privacy_statement(mechanism, sampling, steps, delta, neighbouring_relation=N
         steps: Int >= 0, number of optimizer steps.
         delta: Float in (0, 1/N).
         neighbouring_relation: As for `guarantee`.
+        accountant: `"rdp"` or `"pld"`, whose epsilon is guaranteed: that of the callback
+            and of the calibration, so that one run has one epsilon.
 
     Returns:
-        A string of several lines: the guarantee by both accountants, every parameter,
-        a comparison with DP-SGD and with the paper's formula, and what is not covered.
+        A string of several lines: the guarantee, with the epsilon of the other accountant
+        beside it, every parameter, a comparison with DP-SGD and with the paper's formula,
+        and what is not covered.
 
     Raises:
         AccountingError: If the arguments are out of range or contradict each other.
@@ -59,11 +85,13 @@ def privacy_statement(mechanism, sampling, steps, delta, neighbouring_relation=N
     ['GUARANTEE', 'PARAMETERS', 'HOW IT IS ACCOUNTED', 'FOR COMPARISON', 'NOT COVERED']
     """
     by_accountant = [
-        guarantee(mechanism, sampling, steps, delta, accountant, neighbouring_relation)
-        for accountant in ACCOUNTANTS
+        guarantee(mechanism, sampling, steps, delta, name, neighbouring_relation)
+        for name in ACCOUNTANTS
     ]
+    check_accountant(accountant)
+    chosen = by_accountant[ACCOUNTANTS.index(accountant)]
     sections = (
-        ("GUARANTEE", _guarantee_text(mechanism, sampling, by_accountant)),
+        ("GUARANTEE", _guarantee_text(mechanism, sampling, chosen, by_accountant)),
         ("PARAMETERS", _parameters(mechanism, sampling, by_accountant[0])),
         ("HOW IT IS ACCOUNTED", _accounting(mechanism, sampling, steps)),
         ("FOR COMPARISON", _comparison(mechanism, sampling, by_accountant)),
@@ -76,19 +104,20 @@ def _wrap(text, first="  "):
     return textwrap.fill(text, _WIDTH, initial_indent=first, subsequent_indent="  ")
 
 
-def _guarantee_text(mechanism, sampling, by_accountant):
-    renyi, loss = by_accountant
-    relation = events.NEIGHBOURING_RELATIONS[renyi.neighbouring_relation]
+def _guarantee_text(mechanism, sampling, chosen, by_accountant):
+    relation = events.NEIGHBOURING_RELATIONS[chosen.neighbouring_relation]
     text = (
-        f"The model after {renyi.steps} steps is (epsilon, delta)-differentially private with "
-        f"epsilon = {up(min(renyi.epsilon, loss.epsilon))} and delta = {delta_up(renyi.delta)}; "
+        f"The model after {chosen.steps} steps is (epsilon, delta)-differentially private with "
+        f"epsilon = {up(chosen.epsilon)} and delta = {delta_up(chosen.delta)}; "
         "so is the sequence of all models on the way. Two data sets that cannot be told apart: "
-        f"{relation} ({renyi.neighbouring_relation})."
+        f"{relation} ({chosen.neighbouring_relation})."
     )
     notes = [_wrap(text)]
     for result in by_accountant:
         name = result.accountant.upper()
-        notes.append(f"  epsilon by the {name} accountant: {up(result.epsilon)}")
+        # Both hold. Which one a run goes by is decided before it, not by the result.
+        role = "that of this run" if result is chosen else "for comparison"
+        notes.append(f"  epsilon by the {name} accountant: {up(result.epsilon)} ({role})")
     if mechanism.noise_multiplier == 0:
         notes.append(_wrap("No noise is added: there is NO privacy."))
     if not mechanism.noise_is_secret:

@@ -8,6 +8,7 @@ variable that is used several times has several contributions, whose sum is its 
 """
 
 import math
+from typing import Any
 
 import tensorflow as tf
 
@@ -44,7 +45,7 @@ class PerExample:
     [[5.0, 4.0]]
     """
 
-    def __init__(self, gradients):
+    def __init__(self, gradients: Any) -> None:
         self.gradients = tf.cast(gradients, tf.float32)
 
     def squared_norms(self):
@@ -87,7 +88,15 @@ class OuterProduct:
     [45.0]
     """
 
-    def __init__(self, inputs, cotangents, *, shape, layout=None, transposed=False):
+    def __init__(
+        self,
+        inputs: Any,
+        cotangents: Any,
+        *,
+        shape: Any,
+        layout: Any = None,
+        transposed: bool = False,
+    ) -> None:
         self.inputs = tf.cast(inputs, tf.float32)
         self.cotangents = tf.cast(cotangents, tf.float32)
         self.shape = tuple(shape)
@@ -260,7 +269,7 @@ class Rows:
     [49.0]
     """
 
-    def __init__(self, ids, cotangents, *, shape):
+    def __init__(self, ids: Any, cotangents: Any, *, shape: Any) -> None:
         self.ids = ids
         self.cotangents = tf.cast(cotangents, tf.float32)
         self.shape = tuple(shape)

@@ -10,7 +10,7 @@ else, so it is differentiated example by example until it has a rule of its own.
 import math
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -30,7 +30,13 @@ class _Rule(NamedTuple):
 _rules = {}
 
 
-def register_rule(layer_class, rule, *, supports=None, before_activation=False):
+def register_rule(
+    layer_class: type,
+    rule: Callable[..., Any],
+    *,
+    supports: Callable[..., Any] | None = None,
+    before_activation: bool = False,
+) -> None:
     """Registers the closed form of a layer's per-example gradients.
 
     Args:
