@@ -5,6 +5,7 @@
 import mmap
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -20,6 +21,7 @@ from dice_tf import data_sources, dense, provenance
 from dice_tf.errors import DicePrivacyError, SamplingError
 from dice_tf.sampling import PoissonSampling, ShuffledEpochs
 
+ROOT = pathlib.Path(__file__).absolute().parents[1]
 N, B, DELTA = 60, 8, 1e-3
 RNG = np.random.default_rng(0)
 X = np.maximum(RNG.normal(size=(N, 3)), 0).astype("float32")
@@ -96,9 +98,6 @@ def test_c1_a_memmap_needs_no_more_memory_than_a_source_of_rows(tmp_path):
         assert run.returncode == 0, run.stderr[-2000:]
         peak[kind] = int(run.stdout)
     assert peak["memmap"] <= 1.2 * peak["source"], peak
-
-
-ROOT = pathlib.Path(__file__).absolute().parents[1]
 
 
 class ZarrLike:
@@ -337,6 +336,19 @@ def test_b11_a_sampler_says_how_to_hold_rows_out():
     assert len(held_out[0]) == N - n and "val_loss" in history.history
     # Keras ignores the split next to validation data, and so does this.
     make_model().fit(data, validation_split=0.2, validation_data=held_out, verbose=0)
+
+
+def test_b11_the_ten_minute_program_validates_on_rows_outside_n():
+    page = (ROOT / "docs" / "user_guide.md").read_text(encoding="utf-8")
+    program = page.split("## Your own model in ten minutes")[1].split("\n## ")[0]
+    data, *_ = blocks = re.findall(r"```python\n(.*?)```", program, re.DOTALL)
+    names = {}
+    exec(data, names)  # Our own page.
+    assert len(names["x"]) == len(names["y"]) == 20_000 and len(names["x_val"]) == 2000
+    assert not np.shares_memory(names["x"], names["x_val"])
+    assert "num_examples=20_000" in program
+    (training,) = [block for block in blocks if "model.fit(" in block]
+    assert "validation_data=(x_val, y_val)" in training and "val_accuracy" in training
 
 
 # B14: lists, tables and streams.
