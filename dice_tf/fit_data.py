@@ -8,6 +8,7 @@ they are, but there are no more of them than examples.
 
 import contextlib
 import math
+import re
 import warnings
 
 import keras
@@ -136,13 +137,18 @@ def at_most_one_row_each(given, samplings):
 
 @contextlib.contextmanager
 def typed_errors():
-    """Context of a `fit`: errors of `at_most_one_row_each` become `SamplingError`s."""
+    """Context of a `fit`: errors of `at_most_one_row_each`, and of sources, are `SamplingError`s."""
     try:
         yield
-    except tf.errors.InvalidArgumentError as error:
+    except tf.errors.OpError as error:
         if _TOO_MANY_ROWS in error.message:
             _raise_too_many("a `tf.data.Dataset`")
-        raise
+        # What was raised as a batch was read comes out of `tf.data` as a text.
+        raised = re.search(rf"{SamplingError.__name__}: (.*)", error.message)
+        if not raised:
+            raise
+        typed = SamplingError(raised[1])
+        raise typed from None
 
 
 def warn_of_batch_size(given, expected):
