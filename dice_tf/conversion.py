@@ -24,9 +24,13 @@ def as_array(value):
     an encoded image.
     """
     array = np.asarray(value)
-    if array.dtype.kind in "SU" and not isinstance(value, (np.ndarray, np.generic)):
-        return np.asarray(value, dtype=object)
-    return array
+    numpys_own = isinstance(value, (np.ndarray, np.generic)) and array.dtype.kind != "T"
+    return array if numpys_own or not is_string(array.dtype) else np.asarray(value, dtype=object)
+
+
+def is_string(dtype):
+    """Whether a type is one of NumPy's strings, which TensorFlow takes as objects."""
+    return dtype.kind in "SUT"
 
 
 def to_array(name, value):

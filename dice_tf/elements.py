@@ -6,7 +6,7 @@ import collections.abc
 
 import numpy as np
 
-from dice_tf.conversion import as_array, standardize
+from dice_tf.conversion import as_array, is_string, standardize
 from dice_tf.errors import SamplingError
 
 # Their shape and type are found without decoding anything.
@@ -97,7 +97,7 @@ def _shape_and_type(value):
     dtype = getattr(value, "dtype", None)
     dtype = getattr(dtype, "as_numpy_dtype", dtype)
     try:
-        if dtype is not None and np.dtype(dtype).kind not in "SU":
+        if dtype is not None and not is_string(np.dtype(dtype)):
             return tuple(value.shape), np.dtype(dtype)
     except TypeError:
         pass  # Another library's own name of a type.
@@ -110,7 +110,7 @@ def _array(value):
         array = as_array(value)
     except ValueError:
         _raise_several_shapes("lists of several lengths within one element")
-    return array.astype(object) if array.dtype.kind in "SU" else array
+    return array.astype(object) if is_string(array.dtype) else array
 
 
 def _raise_several_shapes(received):

@@ -81,8 +81,8 @@ def check_validation_split(given, samplings):
         samplings: Objects of `dice_tf.sampling` that it is accounted with, or drawn by.
 
     Raises:
-        SamplingError: If the data set of a sampler is to be split, or if the split leaves another
-            number of rows, and so of steps, than `ShuffledEpochs` counts.
+        SamplingError: If a data set is to be split, or if the split leaves another number of
+            rows, and so of steps, than `ShuffledEpochs` counts.
     """
     split = given.get("validation_split")
     if not split or given.get("validation_data") is not None:
@@ -93,7 +93,7 @@ def check_validation_split(given, samplings):
     )
     if samplings and isinstance(given["x"], tf.data.Dataset):
         raise SamplingError(
-            f"`validation_split` cannot split the data set of a sampler. {hold_out} Received: "
+            f"`validation_split` cannot split a `tf.data.Dataset`. {hold_out} Received: "
             f"validation_split={split}."
         )
     rows, batch_size = _count_array_rows(given), given.get("batch_size") or _DEFAULT_BATCH_SIZE

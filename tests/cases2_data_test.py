@@ -179,15 +179,25 @@ def test_c1_one_read_a_batch_in_the_order_of_the_file():
     assert 2 <= len(array.reads) <= 6 and max(array.reads) <= len(w)  # Prefetched ones included.
 
 
-def test_c1_all_samplers_and_fit_take_arrays_on_disk_of_different_kinds(disk):
-    assert data_sources.row_fetcher(disk["h5py"], None, N)(tf.constant([2], tf.int64))[1] is None
+def test_c1_fit_takes_arrays_on_disk_of_different_kinds(disk):
     flat = disk["np.load"].reshape(N, 6)[:, :3]
     targets = disk["h5py"][:, 0, :1]
-    for sampling in (dice_tf.CyclicPoissonSampling(N, B), PoissonSampling(N, B),
-                     ShuffledEpochs(N, B)):  # fmt: skip
-        budget = dice_tf.EpsilonCallback(sampling, DELTA)
-        make_model().fit(sampling.dataset(flat, targets), epochs=1, verbose=0, callbacks=[budget])
-        assert budget.accounted_steps() == sampling.steps_per_epoch
+    sampling = dice_tf.CyclicPoissonSampling(N, B)
+    budget = dice_tf.EpsilonCallback(sampling, DELTA)
+    data = sampling.dataset(flat, ZarrLike(targets))
+    make_model().fit(data, epochs=2, verbose=0, callbacks=[budget])
+    assert budget.accounted_steps() == sampling.steps(2)
+
+
+@pytest.mark.parametrize("kind", [dice_tf.CyclicPoissonSampling, PoissonSampling, ShuffledEpochs])
+def test_c1_every_sampler_reads_arrays_on_disk(disk, kind):
+    x = {"map": disk["np.load"], "h5": disk["h5py, chunks"]}
+    rows = list(kind(N, B).dataset(x, disk["zarr"]))
+    for x, y, _ in rows:
+        np.testing.assert_array_equal(x["map"], y)
+        np.testing.assert_array_equal(x["h5"], y)
+    if kind is ShuffledEpochs:
+        assert sorted(np.concatenate([y.numpy()[:, 0, 0] for _, y, _ in rows])) == list(range(N))
 
 
 def test_c1_strings_and_unfit_types_on_disk(tmp_path):
