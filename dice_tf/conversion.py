@@ -45,8 +45,10 @@ def to_array(name, value):
     """
     try:
         array = as_array(value)
-    except (TypeError, ValueError):
+    except ValueError:
         _raise_several_lengths(name)
+    except TypeError:  # Of a library that does not hand its memory out.
+        _raise_no_type(name, type(value).__name__)
     if array.dtype == object:
         array = _from_objects(name, array)
     try:

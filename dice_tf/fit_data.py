@@ -137,7 +137,7 @@ def at_most_one_row_each(given, samplings):
 
 @contextlib.contextmanager
 def typed_errors():
-    """Context of a `fit`: errors of `at_most_one_row_each`, and of sources, are `SamplingError`s."""
+    """Context of a `fit`: what `at_most_one_row_each` and sources raise becomes `SamplingError`."""
     try:
         yield
     except tf.errors.OpError as error:

@@ -113,7 +113,7 @@ def test_c2_every_kind_of_data_has_code():
 
 
 def test_c2_memory_maps_and_h5py(program):
-    names = of_block(program, "mmap_mode=\"r\")                    # float32 [1200")  # fmt: skip
+    names = of_block(program, "# float32 [1200")
     assert names["budget"].accounted_steps() == 20 and len(names["x"]) == 1000
     assert isinstance(names["x"], np.memmap)
     x, y = rows_of(of_block(program, "import h5py")["batch"])
