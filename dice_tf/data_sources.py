@@ -9,7 +9,10 @@ from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weigh
 import numpy as np
 import tensorflow as tf
 
+from dice_tf import elements
+from dice_tf.conversion import to_array
 from dice_tf.errors import SamplingError
+from dice_tf.row_readers import row_reader
 
 
 def row_fetcher(x, y, num_examples):
@@ -19,7 +22,8 @@ def row_fetcher(x, y, num_examples):
         x: Nest of arrays with `num_examples` rows each, or a random-access source of
             `num_examples` elements: an object with `__len__` and `__getitem__` that is
             neither array, dictionary nor tuple, such as `tfds.data_source` or a list of
-            `(features, label)` pairs. A list of arrays is a nest, as in Keras.
+            `(features, label)` pairs. A list of arrays is a nest, as in Keras. Arrays on disk
+            (memory maps, h5py, Zarr) and sparse ones are read row by row, never as a whole.
         y: Nest of arrays, or `None`. If `None` and the source's elements are pairs,
             they are taken as `(features, label)`.
         num_examples: Int, the declared number of examples.
@@ -31,13 +35,7 @@ def row_fetcher(x, y, num_examples):
     Raises:
         SamplingError: If the data has no random access, or not `num_examples` rows.
     """
-    if isinstance(x, tf.data.Dataset):
-        raise SamplingError(
-            "Argument `x` must give access to any row by its index; a `tf.data.Dataset` only "
-            "streams, so its examples cannot be drawn independently. Pass arrays, or a source "
-            "with `__len__` and `__getitem__` such as `tfds.data_source(...)`; apply `map` to the "
-            f"data set that `dataset` returns. Received: x={x!r}."
-        )
+    _check_random_access("x", x)
     if _is_source(x):
         fetch_x = _source_fetcher(x, num_examples)
         pairs = y is None and isinstance(x[0], tuple) and len(x[0]) == 2
@@ -127,9 +125,38 @@ def _is_list_of_arrays(value):
 def _is_source(x):
     if isinstance(x, list):
         return not _is_list_of_arrays(x)
-    random_access = hasattr(x, "__getitem__") and hasattr(x, "__len__")
     nest = isinstance(x, (collections.abc.Mapping, tuple, str, bytes))
-    return random_access and not hasattr(x, "shape") and not nest
+    # Some have a shape, of a table, whose rows they give all the same.
+    return _has_random_access(x) and not nest and not (hasattr(x, "shape") and not _is_bulk(x))
+
+
+def _is_bulk(x):
+    return hasattr(x, "__getitems__")
+
+
+def _has_random_access(value):
+    return hasattr(value, "__getitem__") and hasattr(value, "__len__")
+
+
+def _check_random_access(name, value):
+    """Refuses what can only be iterated over, or whose items are batches."""
+    if isinstance(value, keras.utils.PyDataset):
+        raise SamplingError(
+            f"Argument `{name}` is a `PyDataset`, whose items are batches, not examples. Pass an "
+            "object whose `__len__` is the number of examples and whose `__getitem__(i)` returns "
+            f"one of them. Received: {type(value).__name__}."
+        )
+    streams = isinstance(value, tf.data.Dataset)
+    array = hasattr(value, "shape") or hasattr(value, "__array__")
+    items = hasattr(value, "__iter__") or hasattr(value, "__getitem__")
+    if streams or (items and not array and not _has_random_access(value)):
+        raise SamplingError(
+            f"Argument `{name}` must give access to any row by its index; what only streams, or "
+            "has no length, cannot be drawn from independently. Pass arrays, a source with "
+            "`__len__` and `__getitem__` such as `tfds.data_source(...)`, or `list(...)` of what "
+            "fits into memory; apply `map` to the data set that `dataset` returns. Received: "
+            f"{'tf.data.Dataset' if streams else type(value).__name__}."
+        )
 
 
 def _map_leaves(function, name, value):
@@ -151,42 +178,36 @@ def _on_host(value):
         return tf.identity(value)
 
 
-def _standardize(array):
-    """Casts float64 to the Keras default float type, as `fit` does with arrays."""
-    return array.astype(keras.backend.floatx()) if array.dtype == np.float64 else array
-
-
 def _array_fetcher(name, nest, num_examples):
-    def convert(leaf_name, value):
-        if isinstance(value, tf.SparseTensor):
-            raise SamplingError(
-                f"Argument `{leaf_name}` is a SparseTensor, whose rows have no constant-time "
-                "access. Pass a dense array, or a source with `__getitem__`."
-            )
-        if not tf.is_tensor(value):
-            value = _to_array(leaf_name, value)
-        rows = value.shape[0] if len(value.shape) else None
-        if rows != num_examples:
-            raise SamplingError(
-                f"Argument `{leaf_name}` must have num_examples={num_examples} rows, one per "
-                f"example of the declared data set. Received: {rows} rows (shape {value.shape})."
-            )
-        return _on_host(value)
-
-    tensors = _map_leaves(convert, name, nest)
-    return lambda indices: _map_leaves(lambda _, t: tf.gather(t, indices), name, tensors)
+    leaf = lambda name, value: _leaf_fetcher(name, value, num_examples)
+    fetchers = _map_leaves(leaf, name, nest)
+    return lambda indices: _map_leaves(lambda _, fetch: fetch(indices), name, fetchers)
 
 
-def _to_array(name, value):
-    try:
-        array = _standardize(np.asarray(value))
-        # Strings are objects that TensorFlow takes; rows of several lengths are not.
-        return tf.convert_to_tensor(array).numpy() if array.dtype == object else array
-    except (TypeError, ValueError) as error:
+def _leaf_fetcher(name, value, num_examples):
+    """Returns the function from a tensor of indices to these rows of one array."""
+    _check_random_access(name, value)
+    if not (_is_array(value) or tf.is_tensor(value)):
+        value = to_array(name, value)
+    rows = value.shape[0] if len(value.shape) else None
+    if rows != num_examples:
         raise SamplingError(
-            f"Argument `{name}` must be an array of numbers or strings, with rows of one length. "
-            f"Pad them and mask the padding (`mask_zero=True`). Received: {error}"
-        ) from error
+            f"Argument `{name}` must have num_examples={num_examples} rows, one per "
+            f"example of the declared data set. Received: {rows} rows (shape {value.shape})."
+        )
+    read = row_reader(name, value)
+    if read is None:
+        tensor = _on_host(value if tf.is_tensor(value) else to_array(name, value))
+        return lambda indices: tf.gather(tensor, indices)
+    first = to_array(name, read(np.zeros(1, np.int64)))
+    dtype = tf.as_dtype(first.dtype)
+
+    def fetch(indices):
+        as_strings = lambda rows: rows.astype(object) if dtype == tf.string else rows
+        rows = tf.numpy_function(lambda i: as_strings(read(i)), [indices], dtype)
+        return tf.ensure_shape(rows, (None, *first.shape[1:]))
+
+    return fetch
 
 
 def _source_fetcher(source, num_examples):
@@ -195,43 +216,29 @@ def _source_fetcher(source, num_examples):
             f"Argument `x` must have num_examples={num_examples} elements, one per example of the "
             f"declared data set. Received: {len(source)} elements ({type(source).__name__})."
         )
-    if isinstance(source, list) and isinstance(source[0], list):
-        # Cheap enough to look at all of it; other sources are found out by their first batch.
-        _stack([np.empty(len(row)) for row in source])
-    example = _stack([source[0]])
+    # A list can be looked at as a whole; other sources are found out by their batches.
+    whole = isinstance(source, list)
+    example = elements.stack([source[0]])
+    for leaf in tf.nest.flatten(example):
+        to_array("x", leaf)
+    example = elements.common_row(source) if whole else example
     leaves = tf.nest.flatten(example)
 
     def fetch_rows(indices):
-        if hasattr(source, "__getitems__"):
-            elements = list(source.__getitems__(indices.tolist()))
+        if _is_bulk(source):
+            found = list(source.__getitems__(indices.tolist()))
         else:
-            elements = [source[i] for i in indices.tolist()]
-        rows = tf.nest.flatten(_stack(elements))
-        return [np.asarray(row, dtype=leaf.dtype) for row, leaf in zip(rows, leaves)]
+            found = [source[i] for i in indices.tolist()]
+        rows = tf.nest.flatten(elements.stack(found))
+        return [elements.cast(*pair) for pair in zip(rows, (l.dtype for l in leaves), strict=True)]
 
     def fetch(indices):
         rows = tf.numpy_function(fetch_rows, [indices], [tf.as_dtype(l.dtype) for l in leaves])
-        shaped = [tf.ensure_shape(row, (None, *l.shape[1:])) for row, l in zip(rows, leaves)]
+        shaped = [
+            tf.ensure_shape(row, (None, *leaf.shape[1:]))
+            # Outside of a graph a list of one comes back without the list.
+            for row, leaf in zip(tf.nest.flatten(rows), leaves, strict=True)
+        ]
         return tf.nest.pack_sequence_as(example, shaped)
 
     return fetch
-
-
-def _stack(elements):
-    """Turns a list of equally structured elements into one structure of stacked arrays."""
-    first = elements[0]
-    if isinstance(first, collections.abc.Mapping):
-        return {key: _stack([element[key] for element in elements]) for key in first}
-    if isinstance(first, tuple):
-        leaves = [_stack(list(parts)) for parts in zip(*elements)]
-        return type(first)(*leaves) if hasattr(first, "_fields") else tuple(leaves)
-    arrays = [np.asarray(element) for element in elements]
-    shapes = {array.shape for array in arrays}
-    if len(shapes) > 1:
-        raise SamplingError(
-            "Elements of the source must have one shape each, to be stacked into a batch. "
-            f"Received: shapes {sorted(shapes)}. Pad or resize them, in `__getitem__` of a source "
-            "or before, and mask padding (`mask_zero=True`)."
-        )
-    stacked = _standardize(np.stack(arrays))
-    return stacked.astype(object) if stacked.dtype.kind in "SU" else stacked

@@ -5,9 +5,9 @@
 Keras hands an optimizer only gradients that are already summed over the batch. So
 constructing a private optimizer wraps methods of Keras' TensorFlow trainer once:
 `train_step`, to take `private_train_step` instead; `make_train_function`, to check the
-gradients of the first batch; and `fit` and two methods below it, so that several replicas
-and workers take part in the same batches. Models whose optimizer is not private keep
-Keras' own.
+gradients of the first batch; `train_on_batch`, to make sparse batches dense; and `fit` and
+two methods below it, so that several replicas and workers take part in the same batches.
+Models whose optimizer is not private keep Keras' own.
 """
 
 import functools
@@ -22,6 +22,7 @@ import tensorflow as tf
 from dice_tf import (
     admission,
     data_sources,
+    dense,
     distribution,
     fit_data,
     multi_worker,
@@ -111,8 +112,9 @@ def _fit(stock_fit):
         given["callbacks"] = sampling_passes.with_passes(self, callbacks, found, unaccounted)
         for budget in budgets:
             budget.note_data(x, given.get("steps_per_epoch"))
-        fit_data.check_dense(x)
+        dense.check_dense(given)
         claims = [*samplings, *(budget.sampling for budget in budgets)]
+        fit_data.check_validation_split(given, claims)
         fit_data.check_rows(given, claims)
         if not claims:
             fit_data.warn_of_batch_size(given, self.optimizer.mechanism.expected_batch_size)
@@ -123,10 +125,19 @@ def _fit(stock_fit):
                 given["x"] = data_sources.with_class_weights(
                     given["x"], given.pop("class_weight")
                 )
-        with sampling_passes.warn_of_other_trainings(self):
+        with sampling_passes.warn_of_other_trainings(self), fit_data.typed_errors():
             return stock_fit(**given)
 
     return fit
+
+
+def _train_on_batch(stock_train):
+    def train_on_batch(self, x, y=None, *args, **kwargs):
+        if _has_private_optimizer(self):
+            x, y = dense.densify("x", x), dense.densify("y", y)
+        return stock_train(self, x, y, *args, **kwargs)
+
+    return train_on_batch
 
 
 def _maybe_symbolic_build(stock_build):
@@ -174,6 +185,7 @@ def _make_train_function(stock_make):
 _WRAPPERS = {
     "train_step": _train_step,
     "fit": _fit,
+    "train_on_batch": _train_on_batch,
     "_maybe_symbolic_build": _maybe_symbolic_build,
     "_make_function": _make_function,
     "make_train_function": _make_train_function,

@@ -6,7 +6,9 @@
 they are, but there are no more of them than examples.
 """
 
+import contextlib
 import math
+import re
 import warnings
 
 import tensorflow as tf
@@ -67,22 +69,38 @@ def _count_batches(x):
         return None
 
 
-def check_dense(x):
-    """Refuses ragged rows, which no private step can stack.
+def check_validation_split(given, samplings):
+    """Refuses a `validation_split` that contradicts the sampling, by its name.
 
     Args:
-        x: What `fit` received as `x`.
+        given: Dict of the arguments of `fit`.
+        samplings: Objects of `dice_tf.sampling` that it is accounted with, or drawn by.
 
     Raises:
-        SamplingError: If some part of it is ragged.
+        SamplingError: If a data set is to be split, or if the split leaves another number of
+            rows, and so of steps, than `ShuffledEpochs` counts.
     """
-    parts = x.element_spec if isinstance(x, tf.data.Dataset) else x
-    if any(isinstance(p, (tf.RaggedTensor, tf.RaggedTensorSpec)) for p in tf.nest.flatten(parts)):
+    split = given.get("validation_split")
+    if not split or given.get("validation_data") is not None:
+        return
+    hold_out = (
+        "Hold rows out beforehand: `x_val, y_val = x[n:], y[n:]` and `x, y = x[:n], y[:n]`; declare"
+        " num_examples=n, and pass `validation_data=(x_val, y_val)`."
+    )
+    if samplings and isinstance(given["x"], tf.data.Dataset):
         raise SamplingError(
-            "Ragged rows cannot be stacked into a batch of per-example gradients. Pad them, "
-            "`x.to_tensor()` for arrays or in a `map` of the data set, and mask the padding "
-            f"(`mask_zero=True`). Received: {parts}."
+            f"`validation_split` cannot split a `tf.data.Dataset`. {hold_out} Received: "
+            f"validation_split={split}."
         )
+    rows, batch_size = _count_array_rows(given), given.get("batch_size") or _DEFAULT_BATCH_SIZE
+    for sampling in samplings:
+        if rows is None or sampling.amplified or rows == sampling.num_examples:
+            continue
+        if -(-rows // batch_size) != sampling.steps_per_epoch:
+            raise SamplingError(
+                f"`validation_split` leaves {rows} rows to train on, but {sampling!r} was "
+                f"declared. {hold_out} Received: validation_split={split}."
+            )
 
 
 def check_rows(given, claims):
@@ -103,6 +121,20 @@ def check_rows(given, claims):
                 f"{rows} rows, more rows than there are examples. Received: {sampling!r}. Declare "
                 "the true `num_examples`, and leave resampling out."
             )
+
+
+@contextlib.contextmanager
+def typed_errors():
+    """Context of a `fit`: what a source raises while a batch is read becomes `SamplingError`."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        # What was raised as a batch was read comes out of `tf.data` as a text.
+        raised = re.search(rf"{SamplingError.__name__}: (.*)", error.message)
+        if not raised:
+            raise
+        typed = SamplingError(raised[1])
+        raise typed from None
 
 
 def warn_of_batch_size(given, expected):

@@ -14,7 +14,7 @@ import weakref
 import keras
 import tensorflow as tf
 
-from dice_tf import distribution, metrics, multi_worker, precision, provenance, validation
+from dice_tf import dense, distribution, metrics, multi_worker, precision, provenance, validation
 from dice_tf.clipping import clip_weights
 from dice_tf.errors import LossError, ModelError, PlainGradientsError
 from dice_tf.mechanism import DiceMechanism
@@ -183,7 +183,8 @@ def _unpack(model, data):
             "from `compile(loss=...)`, which compares outputs with targets; pass y, for an "
             "autoencoder y=x."
         )
-    x, y, sample_weight = (_to_tensors(part) for part in (x, y, sample_weight))
+    x, y = dense.to_dense("x", x), dense.to_dense("y", y)
+    sample_weight = dense.to_dense("sample_weight", sample_weight)
     if sample_weight is not None:
         ones = tf.ones(tf.shape(tf.nest.flatten(x)[0])[:1])
         # An output without weights, next to others that have them.
@@ -280,10 +281,4 @@ def _to_symbolic(structure):
         if t is None
         else keras.KerasTensor(t.shape, keras.backend.standardize_dtype(t.dtype)),
         structure,
-    )
-
-
-def _to_tensors(structure):
-    return keras.tree.map_structure(
-        lambda t: t if t is None else tf.convert_to_tensor(t), structure
     )

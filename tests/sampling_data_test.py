@@ -132,7 +132,7 @@ def test_elements_that_are_no_pairs_can_be_mapped():
         (Source(image, size=51), None, ["num_examples=50", "51 elements"]),
         ([(1, 2)] * 3, None, ["num_examples=50", "3 elements"]),
         (tf.data.Dataset.from_tensor_slices(IMAGES), None, ["tf.data.Dataset", "arrays"]),
-        (tf.sparse.from_dense(np.eye(50)), None, ["`x`", "SparseTensor"]),
+        (tf.sparse.from_dense(np.eye(50, dtype="float16")), None, ["`x`", "sparse", "float16"]),
         ([[1] * (i % 3 + 1) for i in range(50)], NUMBERS, ["one shape each", "(2,)", "Pad"]),
         (IMAGES, [[1] * (i % 3 + 1) for i in range(50)], ["`y`", "Pad them", "mask_zero"]),
         (
