@@ -9,7 +9,6 @@ by a layer that replaces them, now and whenever it is loaded from a file.
 
 import contextlib
 import inspect
-import tempfile
 import textwrap
 
 import keras
@@ -275,13 +274,11 @@ def _copy_what_was_adapted(old, new):
     """Copies what `adapt` computed and keeps outside of variables."""
     if isinstance(new, keras.layers.Normalization):
         new.finalize_state()
-    if hasattr(old, "save_assets"):
-        store = {}
-        old.save_own_variables(store)
-        new.load_own_variables(store)
-        with tempfile.TemporaryDirectory() as folder:
-            old.save_assets(folder)
-            new.load_assets(folder)
+    if isinstance(new, (keras.layers.StringLookup, keras.layers.IntegerLookup)):
+        # Part of its configuration if it was not adapted.
+        if old.input_vocabulary is None:
+            inverse_frequencies = old.idf_weights_const if old.output_mode == "tf_idf" else None
+            new.set_vocabulary(old.get_vocabulary(), inverse_frequencies)
 
 
 def _freeze_like(old, new):

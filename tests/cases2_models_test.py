@@ -242,7 +242,7 @@ class Block(LAYERS.Layer):
         super().__init__(**kwargs)
         layers = [LAYERS.Conv2D(4, 3), LAYERS.BatchNormalization(name="in_model")]
         self.convolution = keras.Sequential([keras.Input((8, 8, 3)), *layers])
-        self.more = [LAYERS.BatchNormalization(name="kept"), [LAYERS.BatchNormalization()]]
+        self.more = [LAYERS.BatchNormalization(name="kept"), LAYERS.BatchNormalization()]
         self.unused = LAYERS.BatchNormalization(name="unused")
 
     def build(self, shape):
@@ -251,7 +251,7 @@ class Block(LAYERS.Layer):
 
     def call(self, x, training=None):
         x = self.convolution(x, training=training)
-        x = self.more[1][0](self.more[0](x), training=training)
+        x = self.more[1](self.more[0](x), training=training)
         return self.late(x, training=training)
 
 
