@@ -268,8 +268,8 @@ def test_d1_one_private_step_with_xla(clipping):
     keras.utils.set_random_seed(0)
     arguments = dict(clipping=clipping) if clipping == "automatic" else dict(
         l2_norm_clip=C1, error_norm_clip=C2)  # fmt: skip
-    model = keras.Sequential([
-        keras.Input((1_000_000,)), L.Dense(1, use_bias=False, kernel_initializer="zeros")])  # fmt: skip
+    dense = L.Dense(1, use_bias=False, kernel_initializer="zeros")
+    model = keras.Sequential([keras.Input((1_000_000,)), dense])
     with pytest.warns(UserWarning, match="noise_multiplier=0"):
         optimizer = dice_tf.DiceSGDOptimizer(
             1.0, noise_multiplier=0.0, expected_batch_size=2, self_check=False, **arguments
@@ -280,7 +280,7 @@ def test_d1_one_private_step_with_xla(clipping):
     # Weights were 0, so they are the step: half of what the only example adds.
     head, residual = (
         exact_norms(2 * np.asarray(v)[None])[0]
-        for v in (model.layers[0].kernel, optimizer.errors[0])
+        for v in (dense.kernel, optimizer.errors[0])
     )
     mechanism = optimizer.mechanism
     assert mechanism.l2_norm_clip * (1 - 1e-4) <= head <= mechanism.l2_norm_clip
