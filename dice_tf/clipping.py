@@ -9,6 +9,7 @@ functions of its norm: the head \(h_i = a_i g_i\) enters this step, the residual
 
 import tensorflow as tf
 
+from dice_tf import rounding
 from dice_tf.mechanism import DiceMechanism
 
 # Keeps a normalised gradient smooth at 0, where it has no direction (Bu et al., gamma).
@@ -38,6 +39,10 @@ def clip_weights(norms, mechanism: DiceMechanism):
     \(a_i n_i = n_i / (n_i + \gamma) < 1\); a positive \(b_i\) is at most \(a_i\); a negative
     one is \(1 - a_i \ge -a_i\). They add up to \((a_i + b_i) g_i = \min(1, 2 a_i) g_i\), the
     gradient itself up to a norm of nearly 2.
+
+    In place of \(n_i\) stands \((1 + 10^{-5}) n_i\) (`dice_tf.rounding`), more than rounding
+    can have taken off a norm and can add to a weight and its products: whatever the
+    processor, the exact norms of the weighted gradients are at most \(C_1\) and \(C_2\).
 
     Args:
         norms: Float32 `[units]`, norms over all trainable variables at once.
@@ -71,7 +76,7 @@ def clip_weights(norms, mechanism: DiceMechanism):
     norms = tf.cast(norms, tf.float32)
     finite = tf.math.is_finite(norms)
     # Infinity makes both quotients below 0 without a special case; NaN would survive.
-    norms = tf.where(finite, norms, float("inf"))
+    norms = tf.where(finite, rounding.RAISED * norms, float("inf"))
     if mechanism.clipping == "automatic":
         head = 1.0 / (norms + STABILITY)
         residual = 1.0 - head

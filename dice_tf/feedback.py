@@ -4,19 +4,18 @@
 
 import tensorflow as tf
 
+from dice_tf import rounding
 from dice_tf.clipping import STABILITY
 from dice_tf.mechanism import DiceMechanism
-
-
-def global_norm(tensors):
-    """Returns the norm of a list of tensors, taken as one vector."""
-    return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(t)) for t in tensors]))
 
 
 def clip_by_global_norm(tensors, threshold):
     r"""Scales tensors so that their joint norm is at most `threshold`.
 
     \[\mathrm{clip}(e, C) = \min(1, C / \lVert e \rVert)\, e\]
+
+    The norm is raised by `dice_tf.rounding.MARGIN`, so that rounding never makes the
+    result longer than the threshold.
 
     Args:
         tensors: List of float32 tensors, taken as one vector.
@@ -27,7 +26,7 @@ def clip_by_global_norm(tensors, threshold):
 
     Source: Zhang et al., ICLR 2024, Alg. 1, the operator clip.
     """
-    norm = global_norm(tensors)
+    norm = rounding.RAISED * rounding.global_norm(tensors)
     factor = tf.where(norm > threshold, tf.math.divide_no_nan(threshold, norm), tf.ones_like(norm))
     return [factor * t for t in tensors]
 
@@ -76,7 +75,7 @@ def direction_and_errors(head_sums, residual_sums, errors, mechanism: DiceMechan
         direction = [h + e / mechanism.feedback_steps for h, e in zip(heads, fed_back)]
         return direction, kept
     if mechanism.clipping == "automatic":
-        norm = global_norm(errors)
+        norm = rounding.RAISED * rounding.global_norm(errors)
         clipped = [e / (norm + STABILITY) for e in errors]
     else:
         clipped = clip_by_global_norm(errors, mechanism.error_norm_clip)

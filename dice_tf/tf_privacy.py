@@ -15,6 +15,7 @@ import sys
 import dp_accounting
 import tensorflow as tf
 
+from dice_tf import rounding
 from dice_tf.clipping import clip_weights
 from dice_tf.errors import MechanismError, MissingPackageError, ReleaseError
 from dice_tf.mechanism import DiceMechanism
@@ -202,8 +203,8 @@ class DiceSumQuery(dp_query.SumAggregationDPQuery):
         """
         del params
         parts = tf.nest.map_structure(_to_float, self._record_specs, record)
-        squares = [tf.reduce_sum(tf.square(part)) for part in tf.nest.flatten(parts)]
-        head, residual = clip_weights(tf.sqrt(tf.add_n(squares))[tf.newaxis], self._mechanism)
+        norm = rounding.global_norm(tf.nest.flatten(parts))
+        head, residual = clip_weights(norm[tf.newaxis], self._mechanism)
         # "no_nan": weight 0 times an infinite entry is 0.
         scale = lambda weight: tf.nest.map_structure(
             lambda part: tf.math.multiply_no_nan(part, weight[0]), parts

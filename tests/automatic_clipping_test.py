@@ -65,11 +65,13 @@ def test_equals_numpy_transcription(arguments, scale):
         automatic=True,
     )
     model.fit(x, y, batch_size=BATCH, shuffle=False, epochs=2, verbose=0)
-    np.testing.assert_allclose(flat(model.trainable_variables), expected, rtol=5e-5, atol=5e-6)
+    # What clipping allows for rounding, 1e-5 in every step, adds up where errors are kept.
+    close = dict(rtol=5e-5, atol=5e-6 if arguments.get("bound_residuals", True) else 5e-5)
+    np.testing.assert_allclose(flat(model.trainable_variables), expected, **close)
     if "error_norm_clip" in arguments:
         assert model.optimizer.errors == []
     else:
-        np.testing.assert_allclose(flat(model.optimizer.errors), errors, rtol=5e-5, atol=5e-6)
+        np.testing.assert_allclose(flat(model.optimizer.errors), errors, **close)
 
 
 norms = st.floats(0, float(np.finfo(np.float32).max), width=32)
@@ -83,7 +85,7 @@ def test_no_example_moves_a_release_by_more_than_1(values, error_norm_clip):
     )
     exact = np.array(values, np.float32).astype(np.float64)
     assert np.all(np.isfinite(head)) and np.all(head.numpy() >= 0)
-    assert np.all(head.numpy() * exact <= 1 + 1e-6)
+    assert np.all(head.numpy().astype("float64") * exact <= 1)
     if error_norm_clip:
         assert np.all(np.abs(residual.numpy()) * exact <= 1 + 1e-6)
 
@@ -102,9 +104,9 @@ def test_head_and_residual_add_up_to_the_gradient_clipped_at_nearly_2(values):
 def test_non_finite_and_zero_norms(bounded):
     values = tf.constant([np.nan, np.inf, -np.inf, 0.0, 1e-45, 1e37])
     head, residual = clip_weights(values, mechanism(bound_residuals=bounded))
-    np.testing.assert_allclose(head, [0, 0, 0, 100, 100, 1e-37], rtol=1e-6)
+    np.testing.assert_allclose(head, [0, 0, 0, 100, 100, 1e-37], rtol=1.1e-5)
     last = 1e-37 if bounded else 1.0
-    np.testing.assert_allclose(residual, [0, 0, 0, -99, -99, last], rtol=1e-6)
+    np.testing.assert_allclose(residual, [0, 0, 0, -99, -99, last], rtol=1.1e-5)
 
 
 def test_broken_examples_and_padding_contribute_nothing():

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from dice_tf.clipping import clip_weights
 from dice_tf.mechanism import DiceMechanism
 from dice_tf.per_example import gram
-from dice_tf.per_example.contributions import OuterProduct, merged
+from dice_tf.per_example.contributions import OuterProduct
+from dice_tf.per_example.merging import merged
 from dice_tf.per_example.residual_rows import residual_rows
 
 
@@ -42,7 +43,8 @@ def test_compiled_gram_matrices_of_any_batch(transposed, in_graph):
         product, inputs, cotangents = random_product(batch, positions, k, f, transposed)
         expected = (np.einsum("btk,btf->bkf", inputs, cotangents) ** 2).sum((1, 2))
         squares = compute(product.inputs, product.cotangents)
-        np.testing.assert_allclose(squares, expected, rtol=1e-5)
+        assert np.all(squares >= expected)
+        assert np.all(squares <= expected * (1 + 2 * gram.raised_by(positions, k, f)))
 
 
 def test_compiled_gram_matrices_never_fall_below_the_truth_where_uses_cancel():
@@ -77,7 +79,8 @@ def test_both_ways_to_a_norm_give_the_same_sums(k, f):
     product, inputs, cotangents = random_product(4, 64, k, f)
     squares, (part,) = merged([product], 4)
     each = np.einsum("btk,btf->bkf", inputs, cotangents)
-    np.testing.assert_allclose(squares, (each**2).sum((1, 2)), rtol=1e-5)
+    expected = (each**2).sum((1, 2))
+    assert np.all(squares >= expected * (1 - 1e-6)) and np.all(squares <= expected * (1 + 2e-4))
     weights = np.arange(1.0, 5.0, dtype="float32")
     (got,) = part.weighted_sums([tf.constant(weights)])
     expected = np.tensordot(weights.astype("float64"), each, 1)

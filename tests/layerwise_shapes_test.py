@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Closed forms under many shapes, strides, paddings and token repeats."""
 
+import unittest.mock
+
 import keras
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras import layers as L
 
-from dice_tf.per_example import layerwise
+from dice_tf.per_example import layerwise, rules, rules_conv
 
 sizes = st.integers(1, 3)
 
@@ -63,6 +65,44 @@ def test_convolutions(
         layer = [L.Conv1D, L.Conv2D, L.Conv3D][rank - 1](4, groups=groups, **arguments)
     x = np.random.RandomState(seed).randn(3, *spatial, channels).astype("float32")
     check(layer, x)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True, database=None)
+@given(
+    rank=st.integers(1, 2), kernel=sizes, stride=sizes, dilation=sizes, multiplier=sizes,
+    padding=st.sampled_from(["valid", "same"]), channels=st.integers(1, 4),
+    extra=st.lists(st.integers(0, 4), min_size=2, max_size=2), bias=st.booleans(),
+)  # fmt: skip
+def test_separable_convolutions(
+    rank, kernel, stride, dilation, multiplier, padding, channels, extra, bias
+):
+    dilation = 1 if stride > 1 else dilation
+    spatial = [(kernel - 1) * dilation + 1 + e for e in extra[:rank]]
+    layer = [L.SeparableConv1D, L.SeparableConv2D][rank - 1](
+        3, kernel, strides=stride, padding=padding, dilation_rate=dilation, activation="tanh",
+        depth_multiplier=multiplier, use_bias=bias,
+    )  # fmt: skip
+    x = np.random.RandomState(0).randn(3, *spatial, channels).astype("float32")
+    assert rules.rule_for(layer, layer.call, (tf.constant(x),), {})
+    check(layer, x)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True, database=None)
+@given(
+    kernel=st.lists(st.integers(1, 5), min_size=2, max_size=2),
+    strides=st.lists(st.integers(1, 4), min_size=2, max_size=2),
+    extra=st.lists(st.integers(0, 3), min_size=2, max_size=2),
+    padding=st.sampled_from(["valid", "same"]), channels=st.integers(1, 4),
+)  # fmt: skip
+def test_kernels_on_few_channels_go_row_by_row(kernel, strides, extra, padding, channels):
+    spatial = [5 * s + k + e for s, k, e in zip(strides, kernel, extra, strict=True)]
+    layer = L.Conv2D(4, kernel, strides=strides, padding=padding)
+    x = np.random.RandomState(0).randn(3, *spatial, channels).astype("float32")
+    with unittest.mock.patch.object(
+        rules_conv, "_written_by_rows", wraps=rules_conv._written_by_rows
+    ) as by_rows:
+        check(layer, x)
+    assert by_rows.called
 
 
 @settings(max_examples=10, deadline=None, derandomize=True, database=None)

@@ -266,7 +266,8 @@ ZOO = {
 # Loops take long to vectorise, so these run in the way that `fit` runs them only.
 TRACED_ONLY = {"gru_reset_before", "lstm_returns_state"}
 XLA = {"simple_rnn", "lstm", "gru", "attention", "conv2d_same_strides", "embedding_tied", "dense_twice",
-       "token_and_position", "layer_norm_axes", "custom", "conv2d_groups"}  # fmt: skip
+       "token_and_position", "layer_norm_axes", "custom", "conv2d_groups", "separable",
+       "conv1d_causal"}  # fmt: skip
 
 
 def weights(norms):

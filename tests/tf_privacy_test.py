@@ -360,5 +360,18 @@ def test_imported_on_demand_and_trains_in_a_keras_optimizer_of_tf_privacy():
     assert run.returncode == 0, run.stderr[-3000:]
 
 
+@needs_tf_privacy
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_d1_a_long_record_is_not_longer_than_the_thresholds(jit_compile):
+    spec = tf.TensorSpec([4_000_000])
+    query = tf_privacy.DiceSumQuery(0.5, 0.0, spec, error_norm_clip=0.25)
+    record = np.random.default_rng(0).standard_normal(4_000_000, "float32")
+    preprocess = tf.function(lambda t: query.preprocess_record((), t), jit_compile=jit_compile)
+    parts = preprocess(tf.constant(record))
+    for part, threshold in ((parts.heads, 0.5), (parts.residuals, 0.25)):
+        length = np.linalg.norm(part.numpy().astype("float64"))
+        assert threshold * (1 - 2e-5) <= length <= threshold
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))

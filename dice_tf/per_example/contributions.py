@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from dice_tf import rounding
 from dice_tf.errors import GradientEngineError
 from dice_tf.per_example import gram
 
@@ -50,7 +51,7 @@ class PerExample:
 
     def squared_norms(self):
         """Returns float32 `[batch]`, the squared norm of every row."""
-        return gram.sums_of_squares(_flat_rows(self.gradients))
+        return rounding.sums_of_squares(_flat_rows(self.gradients))
 
     def weighted_sums(self, weights):
         """Returns one weighted sum of rows per entry of `weights`, in the variable's layout."""
@@ -155,7 +156,7 @@ class OuterProduct:
         if self.positions == 1:
             inputs = gram.factor_squares(self.upright()[..., 0, :])
             products = inputs * gram.factor_squares(self.cotangents[..., 0, :])
-            return tf.reduce_sum(products, 1) if self.grouped else products
+            return rounding.total(products) if self.grouped else products
         return gram.squared_norms(self.inputs, self.cotangents, transposed=self.transposed)
 
     def weighted_sums(self, weights):
@@ -283,22 +284,31 @@ class Rows:
 
         By sorting: a Gram matrix takes as long, and loses digits where cotangents cancel.
         Large ones that cancel still count a little, as in `gram.safe_total`: in a sum they
-        round other examples away.
+        round other examples away. A row that is the sum of m cotangents is off by at most
+        m - 1 rounding units times the sum of their norms, by which the norm is raised.
         """
+        positions, dim = self.ids.shape[1], self.shape[1]
         shape = tf.unstack(tf.shape(self.ids))
+        if positions is not None:
+            shape[1] = positions
         order = tf.argsort(self.ids, axis=1)
         ids = tf.gather(self.ids, order, batch_dims=1)
         cotangents = tf.gather(self.cotangents, order, batch_dims=1)
         first = tf.concat([tf.zeros_like(ids[:, :1]), ids[:, 1:] - ids[:, :-1]], 1)
         slots = tf.cumsum(tf.cast(first != 0, tf.int32), axis=1)
         slots += tf.range(shape[0])[:, None] * shape[1]
-        rows = tf.math.unsorted_segment_sum(
-            tf.reshape(cotangents, [-1, self.shape[1]]),
-            tf.reshape(slots, [-1]),
-            shape[0] * shape[1],
+        by_row = lambda values, size: tf.reshape(
+            tf.math.unsorted_segment_sum(
+                tf.reshape(values, [-1, size]), tf.reshape(slots, [-1]), shape[0] * shape[1]
+            ),
+            [shape[0], shape[1] * size],
         )
-        squares = tf.reduce_sum(tf.square(tf.reshape(rows, [*shape, self.shape[1]])), [1, 2])
-        return squares + _ROUNDING * tf.reduce_sum(tf.square(self.cotangents), [1, 2])
+        each = rounding.sums_of_squares(cotangents)
+        added = by_row(tf.ones_like(each), 1)
+        lost = rounding.margin(tf.maximum(added - 1, 0)) * by_row(tf.sqrt(each), 1)
+        squares = rounding.sums_of_squares(by_row(cotangents, dim))
+        squares = _squared_sum(squares, rounding.sums_of_squares(lost))
+        return squares + _ROUNDING * rounding.total(each)
 
     def weighted_sums(self, weights):
         """Returns one weighted sum of per-example gradients per entry of `weights`."""
@@ -331,74 +341,9 @@ class Rows:
         return tf.reshape(flat, [-1, *self.shape])
 
 
-def merged(contributions, batch):
-    """Returns the squared norms of a sum of contributions, and parts to be summed.
-
-    Args:
-        contributions: List of contributions to one variable, from all of its uses.
-        batch: Static batch size, or `None`.
-
-    Returns:
-        Pair of float32 `[batch]`, the squared norm of every example's *sum* over uses,
-        and a list of contributions whose weighted sums add up to the variable's.
-    """
-    outer = [c for c in contributions if isinstance(c, OuterProduct)]
-    rows = [c for c in contributions if isinstance(c, Rows)]
-    if len(outer) + len(rows) < len(contributions) or not _same_layout(outer) or (
-        outer and rows and outer[0].layout is not None
-    ):
-        if len(contributions) > 1:
-            total = tf.add_n([c.materialised() for c in contributions])
-            contributions = [PerExample(total)]
-        return contributions[0].squared_norms(), contributions
-    outer = [_concatenated_outer(outer)] if outer else []
-    rows = [_concatenated_rows(rows)] if rows else []
-    if outer and rows:
-        squares = rows[0].squared_norms(), outer[0].squared_norms()
-        twice = 2.0 * _inner_products(rows[0], outer[0])
-        return gram.safe_total(tf.stack([*squares, twice], 1)), rows + outer
-    if outer and outer[0].positions != 1 and not outer[0].prefers_gram(batch):
-        outer = [WrittenDownProduct(outer[0])]
-    return (outer + rows)[0].squared_norms(), outer + rows
-
-
-def _same_layout(outer):
-    layouts = {(c.grouped, c.layout, c.sizes()) for c in outer}
-    return len(layouts) <= 1
-
-
-def _concatenated_outer(outer):
-    """One outer product over all uses: the Gram matrix then holds the cross terms."""
-    first = outer[0]
-    if len(outer) == 1:
-        return first
-    axis = 2 if first.grouped else 1
-    return OuterProduct(
-        tf.concat([c.upright() for c in outer], axis),
-        tf.concat([c.cotangents for c in outer], axis),
-        shape=first.shape,
-        layout=first.layout,
-    )
-
-
-def _concatenated_rows(rows):
-    if len(rows) == 1:
-        return rows[0]
-    ids = tf.concat([tf.cast(c.ids, rows[0].ids.dtype) for c in rows], 1)
-    return Rows(ids, tf.concat([c.cotangents for c in rows], 1), shape=rows[0].shape)
-
-
-def _inner_products(rows, outer):
-    r"""Returns \(\langle g^{rows}_i, g^{outer}_i \rangle\), float32 `[batch]`.
-
-    Row `ids[t]` of \(A^\top D\) is \(\sum_s A_{s, ids[t]} D_s\), so only the looked-up
-    columns of \(A\) are needed.
-    """
-    inside = rows.inside()
-    ids = tf.where(inside, rows.ids, 0)
-    columns = tf.gather(outer.upright(), ids, axis=2, batch_dims=1)  # [batch, s, t]
-    products = tf.matmul(outer.cotangents, rows.cotangents, transpose_b=True)
-    return tf.reduce_sum(tf.where(inside[:, None], columns * products, 0.0), [1, 2])
+def _squared_sum(squares, other):
+    """Returns the squared sum of two norms that are given as squares."""
+    return squares + 2 * tf.sqrt(squares) * tf.sqrt(other) + other
 
 
 def _flat_rows(tensor):

@@ -11,17 +11,19 @@ one by one under `tf.vectorized_map`. What no layer call accounts for is refused
 
 import tensorflow as tf
 
+from dice_tf import rounding
 from dice_tf.errors import GradientEngineError
 from dice_tf.per_example import local_gradients
-from dice_tf.per_example.contributions import OuterProduct, merged
+from dice_tf.per_example.contributions import OuterProduct
 from dice_tf.per_example.gradient_sums import GradientSums
 from dice_tf.per_example.loss import call_in_training, per_example_losses
+from dice_tf.per_example.merging import merged
 from dice_tf.per_example.recording import Recorder
 from dice_tf.per_example.residual_rows import residual_rows
 
 # Norms below the smallest threshold. What squares may have lost to underflow is counted, so
 # that without this padding would have a norm, too.
-_NOTHING = 1e-12
+_NOTHING = 5e-13
 
 
 @tf.autograph.experimental.do_not_convert
@@ -64,12 +66,13 @@ def weighted_gradient_sums(model, x, y, sample_weight, clip_weights):
     _pull_back(tape, total, calls)
     calls = [call for call in calls if call.cotangents is not None]
     contributions = _by_variable(calls, marker)
-    squares, parts = tf.zeros([batch]), {}
+    squares, parts = [tf.zeros([batch])], {}
     with tf.control_dependencies(_batch_axis_checks(calls, batch)):
         for key, (_, listed) in contributions.items():
             of_variable, parts[key] = merged(listed, static_batch)
             # XLA drops assertions, but there this fails if the batch axis is another.
-            squares += tf.reshape(of_variable, [batch])
+            squares.append(tf.reshape(of_variable, [batch]))
+    squares = rounding.add_up(squares)
     norms = tf.sqrt(tf.where(squares < _NOTHING**2, tf.zeros_like(squares), squares))
     weights = [w for w in clip_weights(norms) if w is not None]
     sums = _weighted_sums(parts, weights, norms)

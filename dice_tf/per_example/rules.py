@@ -383,6 +383,11 @@ for _class in (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D):
         _class, rules_conv.depthwise, supports=rules_conv.supports_depthwise,
         before_activation=True,
     )  # fmt: skip
+for _class in (keras.layers.SeparableConv1D, keras.layers.SeparableConv2D):
+    register_rule(
+        _class, rules_conv.separable, supports=rules_conv.supports_depthwise,
+        before_activation=True,
+    )  # fmt: skip
 for _class in (keras.layers.SimpleRNN, keras.layers.LSTM, keras.layers.GRU):
     # What is watched here is not the input of an activation, but is used in the same way.
     _rules[_class] = _Rule(

@@ -10,6 +10,7 @@ model whose layers `tf.vectorized_map` can convert, and costly in memory.
 import keras
 import tensorflow as tf
 
+from dice_tf import rounding
 from dice_tf.errors import GradientEngineError
 from dice_tf.per_example.gradient_sums import GradientSums
 from dice_tf.per_example.loss import call_in_training, per_example_losses
@@ -98,7 +99,7 @@ def weighted_gradient_sums(model, x, y, sample_weight, clip_weights, microbatch_
 
 
 def _weigh(gradients, losses, outputs, connected, structure, variables, batch, clip_weights):
-    norms = tf.norm(gradients, axis=1)
+    norms = tf.sqrt(rounding.sums_of_squares(gradients))
     head_weights, residual_weights = clip_weights(norms)
     # 0 * inf is NaN: rows of weight 0 must be cleared before the product.
     gradients = tf.where(tf.math.is_finite(norms)[:, None], gradients, 0.0)
