@@ -6,8 +6,8 @@ Keras hands an optimizer only gradients that are already summed over the batch. 
 constructing a private optimizer wraps methods of Keras' TensorFlow trainer once:
 `train_step`, to take `private_train_step` instead; `make_train_function`, to check the
 gradients of the first batch; and `fit` and two methods below it, so that several replicas
-and workers take part in the same batches. Models whose optimizer is not private keep
-Keras' own.
+and workers take part in the same batches; and of `keras.Model` what files are made of
+(`released_models`). Models whose optimizer is not private keep Keras' own.
 """
 
 import functools
@@ -20,11 +20,13 @@ import keras
 import tensorflow as tf
 
 from dice_tf import (
+    data_dependent_callbacks,
     data_sources,
     distribution,
     fit_data,
     multi_worker,
     precision,
+    released_models,
     sampling_passes,
     shared_backups,
 )
@@ -66,11 +68,15 @@ def install():
     with _lock:
         if getattr(TensorFlowTrainer.train_step, "dispatches_private_steps", False):
             return
-        for name, wrap in _WRAPPERS.items():
-            # Older versions of Keras have not all of these methods, nor the need for them.
-            stock = getattr(TensorFlowTrainer, name, None)
-            if stock is not None:
-                setattr(TensorFlowTrainer, name, functools.wraps(stock)(wrap(stock)))
+        for owner, wrappers in (
+            (TensorFlowTrainer, _WRAPPERS),
+            (keras.Model, released_models.WRAPPERS),
+        ):
+            for name, wrap in wrappers.items():
+                # Older versions of Keras have not all of these methods, nor the need for them.
+                stock = getattr(owner, name, None)
+                if stock is not None:
+                    setattr(owner, name, functools.wraps(stock)(wrap(stock)))
         TensorFlowTrainer.train_step.dispatches_private_steps = True
 
 
@@ -98,6 +104,7 @@ def _fit(stock_fit):
         multi_worker.align_samplers(self, x)
         multi_worker.check_workers_agree(self)
         callbacks = shared_backups.share_backups(self, given.get("callbacks"))
+        data_dependent_callbacks.warn_of(sampling_passes.listed(callbacks))
         budgets = [
             callback
             for callback in sampling_passes.listed(callbacks)
@@ -215,6 +222,8 @@ def _checking_first(model, function):
             )
         # At every step, because TensorFlow takes new settings to steps that it compiled before.
         precision.check_float32_products()
+        # A step compiled before a fork would go on with the key of both processes.
+        model.optimizer._private.renew_keys_after_fork()
         if first_call:
             # Once more than `fit` does: callbacks may have restored a state since.
             multi_worker.check_workers_agree(model)
