@@ -85,7 +85,7 @@ def test_command_line():
     golden = start_command("--steps=585", "--noise_multiplier=2.85", "--delta=1e-5")
     refused = start_command("--steps=585", "--noise_multiplier=2.85", "--delta=1e-3")
     calibrated = start_command(
-        "--epochs=3", "--epsilon=1.5", "--delta=1e-5", "--sampling=poisson", "--error_norm_clip=0"
+        "--epochs=3", "--target_epsilon=1.5", "--delta=1e-5", "--sampling=poisson", "--error_norm_clip=0"
     )
 
     output, errors = golden.communicate()
