@@ -5,9 +5,10 @@
 Keras hands an optimizer only gradients that are already summed over the batch. So
 constructing a private optimizer wraps methods of Keras' TensorFlow trainer once:
 `train_step`, to take `private_train_step` instead; `make_train_function`, to check the
-gradients of the first batch; `train_on_batch`, to make sparse batches dense; and `fit` and
-two methods below it, so that several replicas and workers take part in the same batches.
-Models whose optimizer is not private keep Keras' own.
+gradients of the first batch; `train_on_batch`, to make sparse batches dense; `fit` and two
+methods below it, so that several replicas and workers take part in the same batches; and of
+`keras.Model` what files are made of (`released_models`). Models whose optimizer is not private
+keep Keras' own.
 """
 
 import functools
@@ -21,12 +22,14 @@ import tensorflow as tf
 
 from dice_tf import (
     admission,
+    data_dependent_callbacks,
     data_sources,
     dense,
     distribution,
     fit_data,
     multi_worker,
     precision,
+    released_models,
     sampling_passes,
     shared_backups,
 )
@@ -68,11 +71,15 @@ def install():
     with _lock:
         if getattr(TensorFlowTrainer.train_step, "dispatches_private_steps", False):
             return
-        for name, wrap in _WRAPPERS.items():
-            # Older versions of Keras have not all of these methods, nor the need for them.
-            stock = getattr(TensorFlowTrainer, name, None)
-            if stock is not None:
-                setattr(TensorFlowTrainer, name, functools.wraps(stock)(wrap(stock)))
+        for owner, wrappers in (
+            (TensorFlowTrainer, _WRAPPERS),
+            (keras.Model, released_models.WRAPPERS),
+        ):
+            for name, wrap in wrappers.items():
+                # Older versions of Keras have not all of these methods, nor the need for them.
+                stock = getattr(owner, name, None)
+                if stock is not None:
+                    setattr(owner, name, functools.wraps(stock)(wrap(stock)))
         TensorFlowTrainer.train_step.dispatches_private_steps = True
 
 
@@ -101,6 +108,7 @@ def _fit(stock_fit):
         multi_worker.align_samplers(self, x)
         multi_worker.check_workers_agree(self)
         callbacks = shared_backups.share_backups(self, given.get("callbacks"))
+        data_dependent_callbacks.warn_of(sampling_passes.listed(callbacks))
         budgets = [
             callback
             for callback in sampling_passes.listed(callbacks)
@@ -231,6 +239,8 @@ def _checking_first(model, function):
             )
         # At every step, because TensorFlow takes new settings to steps that it compiled before.
         precision.check_float32_products()
+        # A step compiled before a fork would go on with the key of both processes.
+        model.optimizer._private.renew_keys_after_fork()
         if first_call:
             # Once more than `fit` does: callbacks may have restored a state since.
             multi_worker.check_workers_agree(model)

@@ -63,6 +63,10 @@ class MissingPackageError(DicePrivacyError, ImportError):
     """An optional package is needed that is not installed or cannot be imported."""
 
 
+class DataDependentChoiceWarning(UserWarning):
+    """A callback lets private data, without noise, decide what is trained or kept."""
+
+
 class UncheckedGradientsWarning(UserWarning):
     """Whether examples mix could not be seen from the batches that were compared."""
 

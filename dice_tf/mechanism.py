@@ -17,6 +17,8 @@ from dice_tf.errors import DicePrivacyError, MechanismError
 CLIPPING_MODES = ("flat", "automatic")
 # Smaller norms are not told from 0: in float32 their squares underflow.
 _SMALLEST_CLIP = 1e-12
+# Less would be rounded to none at all, as float32.
+_SMALLEST_NOISE = 1e-30
 # How to choose what has no default.
 _ADVICE = {
     "l2_norm_clip": "`l2_norm_clip` bounds the norm of the gradient of one example (0.1 to 1 "
@@ -109,7 +111,7 @@ class DiceMechanism:
         l2_norm_clip: Float >= 1e-12, the clipping threshold \(C_1\) of a per-example
             gradient, over all trainable variables at once, in units of the gradient. With
             `clipping="automatic"` it is 1 and need not be given.
-        noise_multiplier: Float >= 0, noise standard deviation on the sum of clipped
+        noise_multiplier: Float >= 1e-30 or 0, noise standard deviation on the sum of clipped
             gradients divided by `l2_norm_clip`, as in TF-Privacy. 0 gives no privacy.
         expected_batch_size: Int > 0, the public constant that sums are divided by;
             never the number of examples that a batch happens to hold.
@@ -178,6 +180,9 @@ class DiceMechanism:
             store(name, check_number(name, getattr(self, name), exclusive=False))
         if self.error_norm_clip > 0:
             check_number("error_norm_clip", self.error_norm_clip, **smallest)
+        if self.noise_multiplier > 0:
+            smallest["minimum"] = _SMALLEST_NOISE
+            check_number("noise_multiplier", self.noise_multiplier, **smallest)
         for name in ("expected_batch_size", "feedback_steps"):
             store(name, check_integer(name, getattr(self, name)))
         thresholds = (self.l2_norm_clip, self.error_norm_clip)

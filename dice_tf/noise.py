@@ -14,6 +14,7 @@ functions are compiled with XLA even where the model is not.
 
 import functools
 import math
+import os
 import platform
 import secrets
 
@@ -30,6 +31,18 @@ _SINE = (0.07765591226793352, -0.5982904112804092, 2.550077386528565, -5.1677100
          3.1415926400772025)  # fmt: skip
 # Entries from which a variable has a compiled draw of its own.
 _LARGE = 2**16
+# How many forks lead from the first process to this one.
+_forks = 0
+
+
+def _count_fork():
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):  # Not on Windows, which has no forks.
+    # It does no more, because another thread may have held a lock of TensorFlow's.
+    os.register_at_fork(after_in_child=_count_fork)
 
 
 class NoiseKey:
@@ -37,6 +50,11 @@ class NoiseKey:
 
     A plain Python object on purpose: Keras and `tf.train.Checkpoint` track variables,
     lists and layers that are set as attributes, and would write the key to disk.
+
+    Two objects that held the same key would draw the same noise on other data, and the
+    difference of their releases would be free of it. So a copy, what comes out of a
+    pickle, and a process that was forked have keys of their own, unless a seed decides.
+    (A pickle holds no seed either.)
 
     Args:
         seed: Int, or `None` for 64 unpredictable bits from the operating system. A
@@ -46,19 +64,35 @@ class NoiseKey:
     def __init__(self, seed=None):
         self.seed = None if seed is None else check_integer("noise_seed", seed, minimum=0)
         bits = secrets.randbits(_KEY_BITS) if seed is None else self.seed % 2**_KEY_BITS
-        halves = np.frombuffer(bits.to_bytes(_KEY_BITS // 8, "little"), np.int32)
+        self._forks = _forks
         with tf.init_scope():
-            self.variable = tf.Variable(halves, trainable=False, name="noise_key")
+            self._variable = tf.Variable(_halves(bits), trainable=False, name="noise_key")
+
+    @property
+    def variable(self):
+        """The int32 variable of shape `[2]` that holds the key of this process."""
+        self.renew_after_fork()
+        return self._variable
+
+    def renew_after_fork(self):
+        """Takes a fresh key if this process was forked since; for what is compiled already."""
+        if self._forks != _forks:
+            self._forks = _forks
+            if self.seed is None:
+                with tf.init_scope():
+                    self._variable.assign(_halves(secrets.randbits(_KEY_BITS)))
 
     def read(self):
         """Returns the key as an int32 tensor of shape `[2]`."""
         return tf.convert_to_tensor(self.variable)
 
-    def __deepcopy__(self, memo):
-        # A copied optimizer that shared its key would draw the same noise on other data.
-        return NoiseKey(self.seed)
-
     __copy__ = lambda self: NoiseKey(self.seed)
+    __deepcopy__ = lambda self, memo: NoiseKey(self.seed)
+    __reduce__ = lambda self: (NoiseKey, ())
+
+
+def _halves(bits):
+    return np.frombuffer(bits.to_bytes(_KEY_BITS // 8, "little"), np.int32)
 
 
 def gaussian_noise(key, step, shapes, stddev):

@@ -63,6 +63,11 @@ class PrivateState:
         # What `continue_sampling` last wrote there; anything else came from a file.
         self.sampler_in_use = [0] * SAMPLER_SIZE
 
+    def renew_keys_after_fork(self):
+        """Gives a forked process keys of its own, also in steps that were compiled before."""
+        for key in (self.noise_key, self.process_key):
+            key.renew_after_fork()
+
 
 def bind_key(key, tensors):
     r"""Derives a noise key that only the same tensors give again.
@@ -147,14 +152,46 @@ def save(private, mechanism, store):
         mechanism: Its `DiceMechanism`.
         store: The store that Keras passes to `save_own_variables`.
     """
+    values = private_variables(private, mechanism)
+    _write_private({name: variable.numpy() for name, variable in values.items()}, store)
+
+
+def updated(loaded, variables):
+    """Returns what was loaded, with what was assigned since: a learning rate.
+
+    Args:
+        loaded: Dict of all that was in the file.
+        variables: Those that an optimizer has before it is built, scalars all.
+    """
+    with tf.init_scope():
+        since = {str(number): variable.numpy() for number, variable in enumerate(variables)}
+    return {n: since.get(n, v) if np.shape(v) == () else v for n, v in loaded.items()}
+
+
+def pass_on(loaded, save_errors, store):
+    """Writes what was loaded into an optimizer that was not built since.
+
+    Args:
+        loaded: Dict of all that was in the file.
+        save_errors: Whether to write its private part, too.
+        store: The store that Keras passes to `save_own_variables`.
+    """
+    public = released(loaded)
+    for name, value in public.items():
+        store[name] = value
+    if save_errors and len(public) < len(loaded):
+        _write_private({n: v for n, v in loaded.items() if n not in public}, store)
+
+
+def _write_private(values, store):
     warnings.warn(
         "This file holds the error and the noise key (save_errors=True): who reads it can remove "
         "the noise. Keep it as private as the data. To write files for release, set "
         "`model.optimizer.save_errors = False` first.",
         stacklevel=2,
     )
-    for name, variable in private_variables(private, mechanism).items():
-        store[name] = variable.numpy()
+    for name, value in values.items():
+        store[name] = value
 
 
 def load(private, mechanism, store):

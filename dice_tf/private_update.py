@@ -159,7 +159,8 @@ class PrivateUpdate:
             DistributionError: If the weights are to be overwritten by their average, which
                 Keras cannot do on several replicas.
         """
-        if self.built:
+        # Keras loads the legacy .h5 format with none, and leaves an optimizer that cannot train.
+        if self.built or not variables:
             return
         for variable in variables:
             if getattr(variable, "overwrite_with_gradient", False):
@@ -176,6 +177,7 @@ class PrivateUpdate:
                 f"replicas. Received: ema_overwrite_frequency={self.ema_overwrite_frequency} with "
                 f"{replicas} replicas. Leave it out: `fit` overwrites them when it ends."
             )
+        known = self.variables
         super().build(variables)
         if self._mechanism.error_norm_clip > 0:
             self._private.errors = [
@@ -204,7 +206,7 @@ class PrivateUpdate:
         )
         self._track_private_state()
         if self._private.to_load is not None:
-            self.load_own_variables(self._private.to_load)
+            self.load_own_variables(private_checkpoints.updated(self._private.to_load, known))
             self._private.to_load = None
 
     def _track_private_state(self):
@@ -333,9 +335,14 @@ class PrivateUpdate:
 
     def save_own_variables(self, store):
         """Saves what may be released, and with `save_errors` the private state, which warns."""
+        private = self._private
+        if private.to_load is not None:
+            waiting = private_checkpoints.updated(private.to_load, self.variables)
+            private_checkpoints.pass_on(waiting, self.save_errors, store)
+            return
         super().save_own_variables(store)
         if self.built and self.save_errors:
-            private_checkpoints.save(self._private, self._mechanism, store)
+            private_checkpoints.save(private, self._mechanism, store)
 
     def load_own_variables(self, store):
         """Loads what there is; the error starts from 0 unless the file is private.
@@ -347,7 +354,10 @@ class PrivateUpdate:
         if not self.built:
             # Keras would drop it all with a warning, and with it the steps that epsilon counts.
             self._private.to_load = {name: np.asarray(store[name]) for name in store.keys()}
-            self._iterations.assign(self._private.to_load.get("0", 0))
+            for number, variable in enumerate(self.variables):
+                value = self._private.to_load.get(str(number))
+                if value is not None and np.shape(value) == variable.shape:
+                    variable.assign(value)
             return
         private, released = self._private, private_checkpoints.released(store)
         if len(released) != len(self.variables) and np.any(released.get("0", 0)):
@@ -373,6 +383,10 @@ class PrivateUpdate:
         # With a seed, a new process goes on where the saved one stopped.
         for draws in counts:
             draws.assign(tf.maximum(draws.value, tf.cast(self._iterations.value, draws.dtype)))
+
+    def set_weights(self, weights: Any) -> None:
+        """Loads the values of `variables`, as Keras hands them over from the .h5 format."""
+        self.load_own_variables({str(i): np.asarray(w) for i, w in enumerate(weights)})
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments, without `noise_seed`.

@@ -21,7 +21,7 @@ from dice_tf import admission, multi_worker, padding, row_order
 from dice_tf.data_sources import row_fetcher, row_weights
 from dice_tf.errors import SamplingError
 from dice_tf.mechanism import check_integer
-from dice_tf.sampling_state import SamplingState
+from dice_tf.sampling_state import SamplingState, renew_in_forks
 
 # Chance that some draw of the planned run needs a padded size above the smallest one.
 _OVERFLOW_PROBABILITY = 0.1
@@ -68,6 +68,16 @@ class Sampling:
         entropy = secrets.randbits(128) if seed is None else seed
         # Not a field: two objects with equal parameters are equal and account alike.
         object.__setattr__(self, "_state", SamplingState(entropy))
+        if seed is None:
+            renew_in_forks(self._state)
+
+    # Callbacks are copied, and the batches counted for the object itself; nothing else changes.
+    __copy__ = lambda self: self
+    __deepcopy__ = lambda self, memo: self
+
+    def __reduce__(self):
+        # Another process draws for itself: with the same entropy it would draw the same batches.
+        return type(self), tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
     @property
     def sampling_probability(self) -> float:

@@ -4,13 +4,39 @@
 
 from collections.abc import Callable
 import dataclasses
+import os
 import secrets
 import threading
+import weakref
 
 import numpy as np
 
+_unseeded = weakref.WeakSet()
 
-@dataclasses.dataclass
+
+def renew_in_forks(state):
+    """Gives processes that are forked from this one entropy of their own.
+
+    Args:
+        state: `SamplingState` of an object without a seed.
+    """
+    _unseeded.add(state)
+
+
+def _renew_after_fork():
+    # Another thread of the parent may have held it.
+    SamplingState.lock = threading.Lock()
+    for state in _unseeded:
+        state.entropy, state.assignment = secrets.randbits(128), secrets.randbits(31)
+        state.groups, state.numbered, state.offset = None, False, 0
+
+
+if hasattr(os, "register_at_fork"):  # Not on Windows, which has no forks.
+    os.register_at_fork(after_in_child=_renew_after_fork)
+
+
+# Compared as objects, because they are kept in a set.
+@dataclasses.dataclass(eq=False)
 class SamplingState:
     """The state of one object of `dice_tf.sampling`, safe with threads of tf.data.
 

@@ -125,7 +125,8 @@ class DiceSumQuery(dp_query.SumAggregationDPQuery):
     After a crash go on from `initial_global_state()`, which loses the residuals of one round
     and no privacy. The noise key and the number of draws stay in this object, not in the
     state, so that even then noise never repeats and cannot cancel in a difference. So noise
-    is drawn where `get_noised_result` runs, in one process.
+    is drawn where `get_noised_result` runs, in one process; a copy, a pickle that is read
+    and a forked process have keys of their own, unless a `noise_seed` decides.
 
     All arithmetic is float32. A record with an entry that is not finite contributes nothing.
 

@@ -85,8 +85,8 @@ def test_command_line():
     golden = start_command("--steps=585", "--noise_multiplier=2.85", "--delta=1e-5")
     refused = start_command("--steps=585", "--noise_multiplier=2.85", "--delta=1e-3")
     calibrated = start_command(
-        "--epochs=3", "--epsilon=1.5", "--delta=1e-5", "--sampling=poisson", "--error_norm_clip=0",
-        "--accountant=pld",
+        "--epochs=3", "--target_epsilon=1.5", "--delta=1e-5", "--sampling=poisson",
+        "--error_norm_clip=0", "--accountant=pld",
     )  # fmt: skip
 
     output, errors = golden.communicate()

@@ -76,9 +76,15 @@ def train(folder, save_errors):
 def start(folder, save_errors, kill_at=None):
     """Runs `train` in a process; kills it at that step, or returns what it printed last."""
     command = [sys.executable, __file__, f"--folder={folder}"]
-    command += ["--save_errors"] if save_errors else []
+    return finish(command + (["--save_errors"] if save_errors else []), kill_at)
+
+
+def finish(command, kill_at=None, **process_arguments):
+    """Runs a command that prints its steps; kills it at one, or returns the JSON of its last line."""
     with tempfile.TemporaryFile("w+") as complaints:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, text=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=complaints, text=True, **process_arguments
+        )
         lines = []
         for line in process.stdout:
             lines.append(line)

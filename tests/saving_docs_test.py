@@ -21,7 +21,7 @@ def test_the_code_runs_as_written_and_resumes(tmp_path, monkeypatch, capsys):
     keras.utils.set_random_seed(0)
     y = np.random.default_rng(0).integers(0, 4, 2000)
     names = dict(dice_tf=dice_tf, keras=keras, x=np.eye(4, dtype="float32")[y], y=y)
-    backup, released, loaded, further, loop = BLOCKS
+    backup, _, released, loaded, further, loop = BLOCKS  # `workflow_callbacks_test` has the other.
 
     class Cut(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):

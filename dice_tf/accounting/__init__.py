@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a training run costs in privacy, noise for a budget, and a statement to print."""
 
+from dice_tf.accounting import quiet_command
 from dice_tf.accounting.calibration import (
     calibrate_batch_size,
     calibrate_noise_multiplier,
@@ -32,3 +33,5 @@ __all__ = [
     "paper_noise_stddev",
     "privacy_statement",
 ]
+
+quiet_command.silence_tensorflow()

@@ -3,7 +3,7 @@
 r"""Prints the privacy statement of a planned or finished run.
 
     python -m dice_tf.accounting --num_examples=60000 --batch_size=2048 --epochs=20 \
-        --l2_norm_clip=0.25 --epsilon=2.7 --delta=1e-5
+        --l2_norm_clip=0.25 --target_epsilon=2.7 --delta=1e-5
 """
 
 import sys
@@ -24,9 +24,9 @@ _ERROR_NORM_CLIP = flags.DEFINE_float(
     "error_norm_clip", None, "Threshold C2; l2_norm_clip if not given, 0 for DP-SGD."
 )
 _NOISE_MULTIPLIER = flags.DEFINE_float(
-    "noise_multiplier", None, "Noise on the sum over l2_norm_clip; or give epsilon."
+    "noise_multiplier", None, "Noise on the sum over l2_norm_clip; or give target_epsilon."
 )
-_EPSILON = flags.DEFINE_float("epsilon", None, "Target epsilon to find the noise for.")
+_TARGET_EPSILON = flags.DEFINE_float("target_epsilon", None, "Epsilon to find the noise for.")
 _DELTA = flags.DEFINE_float("delta", None, "Delta, below 1/N.")
 _SAMPLING = flags.DEFINE_enum(
     "sampling", "cyclic", ["poisson", "cyclic", "shuffled"], "How batches are drawn."
@@ -65,7 +65,7 @@ def _statement():
     noise_multiplier = _NOISE_MULTIPLIER.value
     if noise_multiplier is None:
         noise_multiplier = calibrate_noise_multiplier(
-            _EPSILON.value,
+            _TARGET_EPSILON.value,
             _DELTA.value,
             sampling,
             steps,
@@ -95,5 +95,5 @@ def main(argv):
 if __name__ == "__main__":
     flags.mark_flags_as_required(["num_examples", "batch_size", "delta"])
     flags.mark_flags_as_mutual_exclusive(["steps", "epochs"], required=True)
-    flags.mark_flags_as_mutual_exclusive(["noise_multiplier", "epsilon"], required=True)
+    flags.mark_flags_as_mutual_exclusive(["noise_multiplier", "target_epsilon"], required=True)
     app.run(main)

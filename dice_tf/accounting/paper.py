@@ -162,7 +162,7 @@ def paper_epsilon(
     )
     if form == "closed":
         return closed
-    return math.sqrt(2) * closed + closed**2 / (2 * math.log(1 / delta))
+    return math.sqrt(2) * closed + closed * closed / (2 * math.log(1 / delta))
 
 
 class Counterexample(NamedTuple):
