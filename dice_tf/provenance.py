@@ -17,12 +17,13 @@ a few integers; it is the same for every data set, so it is public. From the
 record `check_record` tells whether an amplification claim is backed.
 """
 
+import dataclasses
 import hashlib
 
 import numpy as np
 import tensorflow as tf
 
-from dice_tf.errors import SamplingError
+from dice_tf.errors import AccountingError, SamplingError
 
 # What the record holds, in order. `steps`: steps recorded. `last_group`: group of the
 # last batch, -1 before any and after an unmarked one. `shortest_cycle`: smallest number
@@ -33,7 +34,10 @@ from dice_tf.errors import SamplingError
 # group assignment in use, -1 before the first. `sampling`: `sampling_name` of all steps
 # of a known origin, `_UNKNOWN` before the first, `SEVERAL` if several samplers drew them,
 # `UNSEEN` if epochs had several lengths or were not seen to be one pass over the data.
-# `seeded_steps`: steps whose noise came from a `noise_seed`.
+# `seeded_steps`: steps whose noise came from a `noise_seed`. `mechanism`: `mechanism_name` of
+# all steps, `_UNKNOWN` before the first, `SEVERAL` if there were several. `loose_steps`: steps
+# outside `fit` on batches without a mark: nobody knows where they came from.
+# `first_seeded_draw`: number of the first step that a sampler with a seed drew, 0 if none did.
 RECORD_FIELDS = (
     "steps",
     "last_group",
@@ -44,6 +48,9 @@ RECORD_FIELDS = (
     "assignment",
     "sampling",
     "seeded_steps",
+    "mechanism",
+    "loose_steps",
+    "first_seeded_draw",
 )
 RECORD_SIZE = len(RECORD_FIELDS)
 _NO_CYCLE = np.iinfo(np.int32).max
@@ -59,7 +66,7 @@ def initial_record():
     """
     start = dict.fromkeys(RECORD_FIELDS, 0)
     start.update(last_group=-1, shortest_cycle=_NO_CYCLE, largest_group=-1, assignment=-1)
-    start["sampling"] = _UNKNOWN
+    start.update(sampling=_UNKNOWN, mechanism=_UNKNOWN)
     return pack_record(start)
 
 
@@ -101,8 +108,8 @@ def check_layout(record):
             "The optimizer in this file was saved by another version of dice_tf, whose record of "
             "the sampling has other fields, so its epsilon cannot be continued. Received: a record "
             f"of shape {np.shape(record)}, not ({RECORD_SIZE},). Load the model with "
-            "`keras.models.load_model(path, compile=False)`, and add the epsilon and delta of its "
-            "training to those of the next."
+            "`keras.models.load_model(path, compile=False)`, and compose its training with the next "
+            "by `accounting.compose_epsilon`."
         )
 
 
@@ -120,6 +127,18 @@ def sampling_name(sampling):
         return UNSEEN - 1 - _digest(sampling.steps_per_epoch)
     return _digest((type(sampling).__name__, sampling.num_examples,
                     sampling.expected_batch_size, sampling.num_groups))  # fmt: skip
+
+
+def mechanism_name(mechanism):
+    """Returns a public name of everything about a mechanism that epsilon depends on.
+
+    Args:
+        mechanism: `DiceMechanism`; whether its noise is secret is recorded apart.
+
+    Returns:
+        Int >= 0 of 30 bits.
+    """
+    return _digest(dataclasses.replace(mechanism, noise_is_secret=True))
 
 
 def _digest(facts):
@@ -149,7 +168,15 @@ def join_sampling(fields, sampling):
         elif _is_drawn(known):
             # Marks tell whether steps of another origin are among those of a sampler.
             name = known
-    return dict(fields, sampling=name)
+    first = fields["first_seeded_draw"] if draws_were_seeded(fields) else 0
+    if not first and getattr(sampling, "seed", None) is not None:
+        first = fields["steps"] + 1
+    return dict(fields, sampling=name, first_seeded_draw=first)
+
+
+def draws_were_seeded(fields):
+    """Whether a sampler with a seed drew some of the steps of a record, as far as `fit` knows."""
+    return 0 < fields["first_seeded_draw"] <= fields["steps"]
 
 
 def count_marks(sample_weight):
@@ -179,13 +206,15 @@ def count_marks(sample_weight):
     return tf.reduce_sum(tf.cast(marked, tf.int32))
 
 
-def update_record(record, marks, noise_is_secret=True):
+def update_record(record, marks, noise_is_secret=True, mechanism=_UNKNOWN, in_fit=True):
     """Returns the record after one more step.
 
     Args:
         record: Int32 `[RECORD_SIZE]`, the record so far.
         marks: Int32 scalar, `count_marks` of the step's batch over all replicas.
         noise_is_secret: Whether the step's noise key is, see `DiceMechanism`.
+        mechanism: Int, `mechanism_name` of the step.
+        in_fit: Whether `fit` takes the step, bool or bool tensor.
 
     Returns:
         Int32 tensor `[RECORD_SIZE]`.
@@ -204,6 +233,9 @@ def update_record(record, marks, noise_is_secret=True):
     in_order = (group >= 0) & ((group == 0) | (group == last + 1))
     returned = (group == 0) & (last >= 0)
     cycle = tf.where(returned, last + 1, _NO_CYCLE)
+    # Also an optimizer that took over the state of another one in a way that nobody saw.
+    same = (fields["steps"] == 0) | (fields["mechanism"] == mechanism)
+    loose = (group < 0) & ~tf.cast(in_fit, tf.bool)
     fields.update(
         steps=fields["steps"] + 1,
         last_group=group,
@@ -211,8 +243,32 @@ def update_record(record, marks, noise_is_secret=True):
         largest_group=tf.maximum(fields["largest_group"], group),
         disordered_steps=fields["disordered_steps"] + tf.cast(~in_order, tf.int32),
         seeded_steps=fields["seeded_steps"] + int(not noise_is_secret),
+        mechanism=tf.where(same, mechanism, SEVERAL),
+        loose_steps=fields["loose_steps"] + tf.cast(loose, tf.int32),
     )
     return tf.stack([fields[name] for name in RECORD_FIELDS])
+
+
+def check_mechanism(record, mechanism):
+    """Refuses a claim about steps that were made with other privacy parameters.
+
+    Args:
+        record: Int32 `[RECORD_SIZE]`, the record kept by the train step.
+        mechanism: The `DiceMechanism` that the run is accounted with.
+
+    Raises:
+        AccountingError: If some steps had another one.
+    """
+    seen = unpack_record(record)
+    if seen["steps"] and seen["mechanism"] != mechanism_name(mechanism):
+        raise AccountingError(
+            f"Some of the {seen['steps']} steps of this optimizer were made with other privacy "
+            "parameters and loaded into it: one epsilon cannot count both. Received: "
+            f"noise_multiplier={mechanism.noise_multiplier:g}, "
+            f"l2_norm_clip={mechanism.l2_norm_clip:g}. Compile the model with a new optimizer, "
+            "and compose both trainings: `accounting.compose_epsilon([(mechanism, sampling, "
+            "steps), ...], delta)`."
+        )
 
 
 def check_record(record, iterations, sampling):
@@ -227,15 +283,17 @@ def check_record(record, iterations, sampling):
         SamplingError: If the record is of another number of steps, or of a sampling with
             other parameters; if amplification is claimed and a step was unmarked, batches
             came out of order, or they came from a sampler with another number of groups;
-            or if none is claimed and a Poisson sampler drew batches.
+            or if none is claimed and a Poisson sampler drew batches, or steps were made
+            outside `fit` and are not each counted as an epoch.
     """
     seen = unpack_record(record)
     if seen["steps"] != iterations:
         raise SamplingError(
             f"Cannot account the run by {sampling!r}: `optimizer.iterations` is {iterations}, but "
-            f"{seen['steps']} steps were recorded, and each of them counts. Continue a run with "
-            "the optimizer that began it, and do not assign its `iterations`: "
-            "`keras.callbacks.LearningRateScheduler` restarts a schedule without that."
+            f"{seen['steps']} steps were recorded, and each of them counts. Somebody assigned "
+            "`iterations`, or loaded a part of an optimizer. Go on with the optimizer that began "
+            "the run; `keras.callbacks.LearningRateScheduler` restarts a schedule without "
+            "assigning `iterations`."
         )
     if sampling.amplified:
         _check_amplification(seen, iterations, sampling)
@@ -244,6 +302,16 @@ def check_record(record, iterations, sampling):
             f"Cannot account the run by {sampling!r}: it used batches of a Poisson sampler, "
             "which may draw an example several times in one epoch. Use one sampling object "
             "for the data set and for the accounting, from the first step of a run to its last."
+        )
+    elif sampling.steps_per_epoch == 1:
+        return  # Every step counts as an epoch, so their batches may have been any.
+    elif seen["loose_steps"]:
+        size = sampling.expected_batch_size
+        raise SamplingError(
+            f"Cannot account the run by {sampling!r}: {seen['loose_steps']} of {iterations} steps "
+            "were made outside `fit`, where nobody sees that an epoch shows each example once. "
+            "Give `fit` the data, or loop over a Poisson sampler. For steps already made, "
+            f"`ShuffledEpochs({size}, {size})` counts each step as an epoch."
         )
     name = seen["sampling"] if seen["steps"] else _UNKNOWN
     if name in (_UNKNOWN, sampling_name(sampling)):
@@ -262,8 +330,8 @@ def check_record(record, iterations, sampling):
         f"Cannot account the run by {sampling!r}: some of its {iterations} steps were drawn by "
         "a sampling with other parameters (its class, `num_examples`, `expected_batch_size` or "
         "`num_groups`), or by several in one data set, at which a step costs more or less. Compile "
-        "the model with a new optimizer for the other sampling, and add up the epsilons and deltas "
-        "of both trainings."
+        "the model with a new optimizer for the other sampling, and compose both trainings by "
+        "`accounting.compose_epsilon`."
     )
 
 
