@@ -65,3 +65,7 @@ class MissingPackageError(DicePrivacyError, ImportError):
 
 class UncheckedGradientsWarning(UserWarning):
     """Whether examples mix could not be seen from the batches that were compared."""
+
+
+class UnaccountedStepsWarning(UserWarning):
+    """`fit` took private steps, and no EpsilonCallback said what they cost."""

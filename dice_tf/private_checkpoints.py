@@ -56,6 +56,8 @@ class PrivateState:
         self.error_step = None
         self.errors = []
         self.sampler = None
+        # Whether anybody was told that steps were not accounted.
+        self.is_reported = False
         # Slots of the update rule by variable and name, and how often they were put together.
         self.slots, self.generation = {}, 0
         # What was loaded into an optimizer that is not built yet, and the record it begins with.

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import math
 import secrets
+import warnings
 
 import numpy as np
 from scipy import stats
@@ -113,10 +114,21 @@ class Sampling:
             position: Int >= 0, in steps.
 
         Returns:
-            Whether it does: `ShuffledEpochs` begins the next whole epoch.
+            Whether it does: `ShuffledEpochs` begins the next whole epoch, and no object goes
+            back to draws that it has made, which another model may have used.
         """
         entropy = entropy if self.seed is None else self.seed
-        self._state.move_to(entropy, assignment, *divmod(position, self.steps_per_epoch))
+        place = divmod(position, self.steps_per_epoch)
+        if not self._state.move_to(entropy, assignment, *place):
+            self.start_whole_pass()
+            warnings.warn(
+                f"This sampling object has made the draws from step {position} on before, and makes "
+                "none twice, because another model may have used them. Training goes on with "
+                "fresh draws: as private, but not bit for bit as the file has it. For that, load "
+                f"the file with a new object. Received: {self!r} at step {self.position}.",
+                stacklevel=3,
+            )
+            return False
         if self._state.offset and not self.amplified:
             self.start_whole_pass()
         return self.position == position

@@ -209,12 +209,13 @@ def test_epsilon_in_a_loop_is_that_of_steps_on_the_batches_drawn():
 class RecordOfSteps:
     """The sampling record of an optimizer that made `count` steps."""
 
-    def __init__(self, count):
-        self.count = count
+    def __init__(self, count, mechanism):
+        self.count, self.mechanism = count, mechanism
 
     def numpy(self):
         fields = provenance.unpack_record(provenance.initial_record())
-        return provenance.pack_record(dict(fields, steps=self.count.numpy()))
+        name = provenance.mechanism_name(self.mechanism)
+        return provenance.pack_record(dict(fields, steps=self.count.numpy(), mechanism=name))
 
     def __array__(self, dtype=None, copy=None):
         return self.numpy()
@@ -234,11 +235,15 @@ def test_epsilon_is_computed_seldom(monkeypatch):
     callback.made = 0
     optimizer = types.SimpleNamespace(mechanism=mechanism, iterations=count, built=True)
     optimizer.save_errors, optimizer.errors = False, []
-    optimizer.sampling_record = RecordOfSteps(count)
+    optimizer.sampling_record = RecordOfSteps(count, mechanism)
     optimizer._private = types.SimpleNamespace(process_draws=count)
     callback.set_model(
         types.SimpleNamespace(
-            optimizer=optimizer, steps_per_execution=1, stop_training=False, built=True
+            optimizer=optimizer,
+            steps_per_execution=1,
+            stop_training=False,
+            built=True,
+            trainable_variables=[],
         )
     )
     callback.set_params({"epochs": 5, "steps": 10_000})

@@ -98,6 +98,9 @@ def brute_force(marks):
         "assignment": -1,
         "sampling": -1,
         "seeded_steps": 0,
+        "mechanism": -1,
+        "loose_steps": 0,
+        "first_seeded_draw": 0,
     }
 
 

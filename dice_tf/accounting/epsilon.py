@@ -111,7 +111,7 @@ def dp_event(mechanism, sampling, steps, accountant="rdp"):
     Source: `docs/privacy.md`, section 2 (our own proofs).
     """
     steps = events.check_run(mechanism, sampling, steps)
-    _check_accountant(accountant)
+    check_accountant(accountant)
     if steps == 0:
         return dp_accounting.NoOpDpEvent()
     if mechanism.noise_multiplier == 0:
@@ -122,7 +122,7 @@ def dp_event(mechanism, sampling, steps, accountant="rdp"):
         if event is not None:
             return event
     return events.compose(
-        _rounds(mechanism, sampling, steps, 0.1 / sampling.num_examples, relation)
+        run_rounds(mechanism, sampling, steps, 0.1 / sampling.num_examples, relation)
     )
 
 
@@ -170,7 +170,7 @@ def guarantee(mechanism, sampling, steps, delta, accountant="rdp", neighbouring_
     """
     steps = events.check_run(mechanism, sampling, steps)
     delta = events.check_delta(delta, sampling.num_examples)
-    _check_accountant(accountant)
+    check_accountant(accountant)
     relation = events.neighbouring_relation_of(sampling, neighbouring_relation)
     if steps == 0:
         epsilon = 0.0
@@ -223,7 +223,8 @@ def compute_epsilon(
     ).epsilon
 
 
-def _check_accountant(accountant):
+def check_accountant(accountant):
+    """Refuses what is not the name of an accountant."""
     if accountant not in ACCOUNTANTS:
         raise AccountingError(
             f"Argument `accountant` must be one of {ACCOUNTANTS}. "
@@ -236,7 +237,7 @@ def _epsilon(mechanism, sampling, steps, delta, accountant, relation):
     if relation == events.REPLACE_BY_EMPTY and mechanism.num_microbatches is not None:
         # An empty example that is drawn takes a place, so it is not the same as an absent one.
         two_moves = events.is_amplified(sampling)
-    rounds = _rounds(mechanism, sampling, steps, delta, relation)
+    rounds = run_rounds(mechanism, sampling, steps, delta, relation)
 
     def curve(log_delta):
         epsilon, order = renyi_epsilon(rounds, log_delta)
@@ -266,7 +267,8 @@ def _two_moves(curve, delta):
     return min(candidates)
 
 
-def _rounds(mechanism, sampling, steps, delta, relation):
+def run_rounds(mechanism, sampling, steps, delta, relation=None):
+    """Returns the list of `Round`s of a run; `delta` decides how to split the unbounded form."""
     if not events.is_unbounded(mechanism):
         return events.bounded_rounds(mechanism, sampling, steps, relation)
     if not events.check_sampling(sampling):
