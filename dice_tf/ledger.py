@@ -80,7 +80,7 @@ def run_epsilon(model, sampling, delta, accountant="rdp"):
     >>> for batch in sampling.dataset(np.ones([80, 4]), np.ones([80, 1])):
     ...     logs = dice_tf.private_train_step(model, batch)
     >>> round(run_epsilon(model, sampling, delta=1e-3), 2)
-    2.22
+    2.11
     """
     return accounting.compute_epsilon(*accounted_run(model, sampling), delta, accountant)
 
