@@ -174,7 +174,7 @@ class Sampling:
         """Returns whether two entries of an example are always over `feedback_steps` apart."""
         return self.num_groups > feedback_steps
 
-    def dataset(self, x, y=None, sample_weight=None, epochs=1):
+    def dataset(self, x, y=None, sample_weight=None, planned_epochs=1):
         r"""Returns the `tf.data.Dataset` of batches that `fit` trains on.
 
         Every iteration, and every step of it, is a fresh draw; nothing is cached, and
@@ -184,8 +184,9 @@ class Sampling:
         Batches come in few shapes, so that a step compiled for a shape is reused: rows that
         were not drawn are added, with `sample_weight` 0, up to the next padded size. Keep the
         weights: without them these rows train. The smallest size holds every draw of a run of
-        `epochs` epochs with probability 0.9 at least; a larger draw takes a size 25 %, 50 %,
-        ... larger. A draw is never cut. Iterating more often than `epochs` times is allowed.
+        `planned_epochs` epochs with probability 0.9 at least; a larger draw takes a size 25 %,
+        50 %, ... larger. A draw is never cut. One iteration is one epoch, whatever is planned:
+        `fit(data, epochs=3)` and a loop over `data.repeat(3)` make three, more are allowed.
 
         Under a `tf.distribute` strategy, call this within `strategy.scope()`: padded sizes
         are then multiples of the number of replicas. All workers of a cluster draw the
@@ -202,7 +203,8 @@ class Sampling:
                 autoencoder passes `y=x`.
             sample_weight: Finite weights >= 0, shape `[num_examples]`, or a dictionary or
                 tuple of them for several outputs. `None` means 1, for all or for one output.
-            epochs: Int >= 1, planned number of epochs; only the padded size depends on it.
+            planned_epochs: Int >= 1, for how many epochs it will be used; only the padded size
+                depends on it.
 
         Returns:
             Dataset of `(x, y, sample_weight)` with `steps_per_epoch` elements. Tensors
@@ -219,10 +221,12 @@ class Sampling:
         >>> len(data), len(next(iter(data)))
         (10, 3)
         """
-        check_integer("epochs", epochs, error=SamplingError)
+        check_integer("planned_epochs", planned_epochs, error=SamplingError)
         fetch = row_fetcher(x, y, self.num_examples)
         weights = row_weights(sample_weight, self.num_examples)
-        begin, draw, rows = self._plan(self.steps(epochs), multi_worker.join_workers(self))
+        begin, draw, rows = self._plan(
+            self.steps(planned_epochs), multi_worker.join_workers(self)
+        )
         draws = [0]
 
         def counted_draw(iteration, step):

@@ -74,7 +74,7 @@ def train(plan, data, model, epochs):
         List of triples of each epoch: steps made so far, epsilon, test accuracy.
     """
     x, y = data.x_train, data.y_train
-    batches = plan.sampling.dataset(x, y, epochs=epochs)
+    batches = plan.sampling.dataset(x, y, planned_epochs=epochs)
     # Once: compares the gradients of a few examples with those of each of them alone.
     dice_tf.check_gradients(model, (x[:8], y[:8]))
 

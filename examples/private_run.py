@@ -135,7 +135,7 @@ def fit(settings, plan, model, data, validation):
     print_privacy_parameters(plan, settings.seed)
     budget = dice_tf.EpsilonCallback(plan.sampling, plan.delta, target_epsilon=settings.epsilon)
     history = model.fit(
-        plan.sampling.dataset(*data, epochs=settings.epochs),
+        plan.sampling.dataset(*data, planned_epochs=settings.epochs),
         epochs=settings.epochs,
         validation_data=validation,
         callbacks=[budget, *csv_logger(settings.output_dir)],

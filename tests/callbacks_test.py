@@ -106,7 +106,7 @@ def test_training_stops_before_the_step_that_would_pass_the_target(sampling, ste
     # Brute force, one step after the other.
     affordable = next(t for t in range(1, 100) if spent(model, sampling, t) > target) - 1
     callback = EpsilonCallback(sampling, DELTA, target_epsilon=target)
-    data = sampling.dataset(X, Y, epochs=10)
+    data = sampling.dataset(X, Y, planned_epochs=10)
     history = model.fit(data, epochs=10, verbose=0, callbacks=[callback])
     assert affordable >= 17 and len(history.history["epsilon"]) < 10
     assert affordable - steps_per_execution < iterations(model) <= affordable
@@ -132,7 +132,7 @@ def test_case_12_a_run_calibrated_for_its_epochs_makes_all_of_them():
     )
     model = make_model(noise_multiplier)
     callback = EpsilonCallback(sampling, DELTA, target_epsilon=target)
-    model.fit(sampling.dataset(X, Y, epochs=epochs), epochs=9, verbose=0, callbacks=[callback])
+    model.fit(sampling.dataset(X, Y, planned_epochs=epochs), epochs=9, verbose=0, callbacks=[callback])
     assert iterations(model) == sampling.steps(epochs)
     assert callback.epsilon() == pytest.approx(target, rel=1e-2) and callback.epsilon() <= target
 

@@ -135,6 +135,21 @@ def test_b4_copies_share_the_sampler_and_nothing_else(how):
     assert original.model is None and duplicate.epsilon() > 0
 
 
+# --- B15: epochs of a data set ------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [dice_tf.CyclicPoissonSampling, dice_tf.ShuffledEpochs])
+def test_b15_the_name_says_that_epochs_are_planned_and_not_run(kind):
+    sampling = kind(N, B)
+    data = sampling.dataset(X, Y, planned_epochs=2)
+    assert sum(1 for _ in data) == len(data) == sampling.steps_per_epoch
+    assert sum(1 for _ in data.repeat(2)) == sampling.steps(epochs=2)
+    with pytest.raises(TypeError, match="epochs"):
+        sampling.dataset(X, Y, epochs=2)
+    with pytest.raises(dice_tf.errors.SamplingError, match="planned_epochs=0"):
+        sampling.dataset(X, Y, planned_epochs=0)
+
+
 # --- B12: the order of callbacks ----------------------------------------------------
 
 
