@@ -4,6 +4,7 @@
 
 from dice_tf import accounting, auditing, canaries, errors
 from dice_tf.callbacks import EpsilonCallback
+from dice_tf.ledger import accounted_run, run_epsilon, run_statement
 from dice_tf.mechanism import DiceMechanism
 from dice_tf.model_repair import fix_model
 from dice_tf.optimizers import DiceAdamOptimizer, DiceSGDOptimizer, make_dice_optimizer_class
@@ -25,6 +26,7 @@ __all__ = [
     "PrivacyPlan",
     "ShuffledEpochs",
     "__version__",
+    "accounted_run",
     "accounting",
     "auditing",
     "canaries",
@@ -36,4 +38,6 @@ __all__ = [
     "make_dice_optimizer_class",
     "private_train_step",
     "register_rule",
+    "run_epsilon",
+    "run_statement",
 ]

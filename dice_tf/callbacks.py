@@ -2,34 +2,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """`EpsilonCallback`: epsilon next to the loss, and a stop before it exceeds a target."""
 
+import copy
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from dice_tf import (
-    accounting,
-    admission,
-    fit_data,
-    private_checkpoints,
-    provenance,
-    sampling_passes,
-)
-from dice_tf.accounting.epsilon import ACCOUNTANTS, up
+from dice_tf import accounting, admission, fit_data, ledger, sampling_passes
+from dice_tf.accounting.epsilon import check_accountant, up
 from dice_tf.accounting.events import check_delta, check_run, check_sampling, is_unbounded
 from dice_tf.errors import (
     AccountingError,
     BudgetExhaustedError,
-    PlainGradientsError,
     SamplingError,
 )
 from dice_tf.mechanism import check_number
 from dice_tf.sampling import Sampling
-from dice_tf.training import is_private
 
 # Within one `fit`, epsilon is computed about this often between the ends of epochs: a
 # value by PLD takes a noticeable part of a second.
 _UPDATES_PER_FIT = {"rdp": 100, "pld": 10}
+
+
+def epsilon_first(callbacks):
+    """Puts each `EpsilonCallback` before all others, which read what it writes into the logs.
+
+    Args:
+        callbacks: What Keras takes as `callbacks`: a list or a `CallbackList`, or `None`.
+
+    Returns:
+        The same, in the other order.
+    """
+    order = lambda callback: not isinstance(callback, EpsilonCallback)
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks.callbacks.sort(key=order)
+        return callbacks
+    return callbacks and sorted(sampling_passes.listed(callbacks), key=order)
 
 
 class EpsilonCallback(keras.callbacks.Callback):
@@ -37,9 +45,10 @@ class EpsilonCallback(keras.callbacks.Callback):
 
     Puts `epsilon` into the logs, so that the progress bar, `History`, `CSVLogger` and
     `TensorBoard` show it. At the end of an epoch it is exact; between, it is at most a
-    hundredth of the training behind (with PLD, a tenth). Keras calls callbacks in the
-    order given: list this one before others that read the logs. The number of steps is
-    always that of `optimizer.iterations`, so a resumed run reports the whole run.
+    hundredth of the training behind (with PLD, a tenth). `fit` calls it before all other
+    callbacks, so that they find `epsilon` in the logs. The steps are those that the optimizer
+    recorded, so a resumed run reports the whole run. A copy shares the sampler: in a search
+    each trial has a copy, and an epsilon of its own.
 
     With `target_epsilon`, training stops before the step that would exceed it.
 
@@ -87,14 +96,16 @@ class EpsilonCallback(keras.callbacks.Callback):
         if target_epsilon is not None:
             target_epsilon = check_number("target_epsilon", target_epsilon, error=AccountingError)
         self.target_epsilon = target_epsilon
-        if accountant not in ACCOUNTANTS:
-            raise AccountingError(
-                f"Argument `accountant` must be one of {ACCOUNTANTS}. "
-                f"Received: accountant={accountant!r}."
-            )
+        check_accountant(accountant)
         self.accountant = accountant
         self._spent = {}
         self._sources, self._epoch_is_one_pass, self._length = [], True, None
+
+    def __deepcopy__(self, memo):
+        """Returns a copy that asks the same sampler: `fit` draws from that very object."""
+        duplicate = copy.copy(self)
+        duplicate._spent, duplicate._sources = dict(self._spent), list(self._sources)
+        return duplicate
 
     def accounted_steps(self) -> int:
         """Returns the number of steps that epsilon counts.
@@ -102,14 +113,12 @@ class EpsilonCallback(keras.callbacks.Callback):
         Returns:
             Int: the steps made so far, and those that passes lack that were cut short.
         """
-        self._require_record()
-        record = sampling_passes.read_record(self._optimizer)
-        return self._iterations() + record["unfinished_steps"]
+        return ledger.accounted_steps(self._own_model)
 
     def epsilon(self) -> float:
         """Returns the epsilon spent so far. Asking costs nothing and changes nothing.
 
-        In a loop of your own, call `set_model(model)` before.
+        In a loop of your own, call `set_model(model)` before, or `dice_tf.run_epsilon`.
 
         Returns:
             Float >= 0; infinite if `noise_multiplier` is 0.
@@ -118,20 +127,17 @@ class EpsilonCallback(keras.callbacks.Callback):
             AccountingError: If there is no model yet.
             SamplingError: If the steps made so far contradict the sampling.
         """
-        self._check_record()
-        return self._epsilon_after(self.accounted_steps())
+        return self._epsilon_after(self._check_record())
 
     def statement(self) -> str:
-        """Returns `accounting.privacy_statement` of the steps made so far.
+        """Returns `dice_tf.run_statement`, the privacy statement of the steps made so far.
 
         Raises:
             AccountingError: If there is no model yet.
             SamplingError: If the steps made so far contradict the sampling.
         """
-        self._check_record()
-        mechanism, steps = self._optimizer.mechanism, self.accounted_steps()
-        return accounting.privacy_statement(
-            mechanism, self.sampling, steps, self.delta, accountant=self.accountant
+        return ledger.run_statement(
+            self._own_model, self.sampling, self.delta, self.accountant
         )
 
     def note_data(self, x, steps_per_epoch):
@@ -185,7 +191,7 @@ class EpsilonCallback(keras.callbacks.Callback):
 
         self._count = self.accounted_steps()
         self._shown = self._epsilon_after(self._count)
-        planned = self.params["epochs"] * (self.params["steps"] or 0)
+        planned = self.params.get("epochs", 1) * (self.params.get("steps") or 0)
         updates = self.model.steps_per_execution * _UPDATES_PER_FIT[self.accountant]
         self._interval = max(1, planned // updates)
         self._allowed, self._limit_is_known = 0, False
@@ -245,19 +251,17 @@ class EpsilonCallback(keras.callbacks.Callback):
             )
 
     @property
-    def _optimizer(self):
+    def _own_model(self):
         if self.model is None:
             raise AccountingError(
                 "This EpsilonCallback has no model yet, whose steps it could count. Ask it after "
                 "`fit`, or call `set_model(model)` before."
             )
-        if not is_private(self.model.optimizer):
-            raise PlainGradientsError(
-                "Training with this optimizer is not private, so it has no epsilon. Received: "
-                f"optimizer={type(self.model.optimizer).__name__}. Compile the model with "
-                "DiceSGDOptimizer or another optimizer of dice_tf."
-            )
-        return self.model.optimizer
+        return self.model
+
+    @property
+    def _optimizer(self):
+        return ledger.private_optimizer(self._own_model)
 
     def _iterations(self):
         return int(self._optimizer.iterations.numpy())
@@ -313,36 +317,23 @@ class EpsilonCallback(keras.callbacks.Callback):
 
     def _batches_of_call(self, batch):
         """Returns how many batches a call of the train function takes that begins at `batch`."""
-        steps, most = self.params["steps"], self.model.steps_per_execution
+        steps, most = self.params.get("steps"), self.model.steps_per_execution
         return most if steps is None else min(most, steps - batch % steps)
 
     def _is_last(self, batches):
         """Returns whether `fit` itself ends when this epoch has taken so many batches."""
-        return self._epoch + 1 == self.params["epochs"] and batches == self.params["steps"]
-
-    def _require_record(self):
-        steps = self._iterations()
-        if steps and not self._optimizer.built:
-            private_checkpoints.build_optimizer(self.model)
-        if steps and not self._optimizer.built:
-            raise SamplingError(
-                f"The optimizer was loaded with {steps} steps, whose record it can take only when "
-                f"it knows the variables of model '{self.model.name}', which is not built. Call "
-                "the model on a batch, then ask again."
-            )
+        epochs, steps = self.params.get("epochs", 1), self.params.get("steps")
+        return self._epoch + 1 == epochs and batches == steps
 
     def _check_record(self):
-        self._require_record()
-        if self._optimizer.built:
-            record, steps = self._optimizer.sampling_record, self._iterations()
-            provenance.check_record(record, steps, self.sampling)
+        return ledger.accounted_run(self._own_model, self.sampling)[2]
 
     def _check_provenance(self):
         self._check_record()
         taken, drawn = self._steps_taken() - self._steps_before, self._draws()
         fresh = self._batches if drawn is None else min(self._batches, drawn - self._draws_before)
         if taken > fresh:
-            if any(source.sampling is self.sampling for source in self._sources):
+            if any(self._is_own(source.sampling) for source in self._sources):
                 sampling_passes.note_reused_draws(self._optimizer, taken - fresh)
             raise SamplingError(
                 f"Cannot account the run by {self.sampling!r}: this `fit` made {taken} steps, but "
@@ -358,14 +349,18 @@ class EpsilonCallback(keras.callbacks.Callback):
         counts = {
             id(source.draws): source.draws[0]
             for source in self._sources
-            if source.sampling is self.sampling or not amplified
+            if self._is_own(source.sampling) or not amplified
         }
         if counts:
             return sum(counts.values())
         return self.sampling.draws if amplified else None
 
+    def _is_own(self, sampling):
+        # A copy of a sampler that shares its state draws from one and the same sequence.
+        return sampling._state is self.sampling._state
+
     def _check_steps_per_epoch(self):
-        steps, declared = self.params["steps"], self.sampling.steps_per_epoch
+        steps, declared = self.params.get("steps"), self.sampling.steps_per_epoch
         # Keras may limit the steps of an epoch, `keras.config.set_max_steps_per_epoch`.
         if steps != declared or self._length not in (None, steps):
             raise SamplingError(

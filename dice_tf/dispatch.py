@@ -29,11 +29,12 @@ from dice_tf import (
     fit_data,
     multi_worker,
     precision,
+    rebuilding,
     released_models,
     sampling_passes,
     shared_backups,
 )
-from dice_tf.callbacks import EpsilonCallback
+from dice_tf.callbacks import EpsilonCallback, epsilon_first
 from dice_tf.errors import OptimizerArgumentError
 from dice_tf.training import (
     compare_gradients,
@@ -45,7 +46,8 @@ from dice_tf.training import (
 
 _lock = threading.Lock()
 
-# Keras model -> the private optimizer whose steps its train function takes.
+# Keras model -> the private optimizer whose steps its train function takes, and how often this
+# was built by then.
 _traced_for = weakref.WeakKeyDictionary()
 
 
@@ -104,6 +106,7 @@ def _fit(stock_fit):
         given = inspect.signature(stock_fit).bind(self, x, *args, **kwargs).arguments
         found = admission.sources(x)
         samplings = [source.sampling for source in found]
+        rebuilding.build_again(self)
         multi_worker.check_training_data(self, x)
         multi_worker.align_samplers(self, x)
         multi_worker.check_workers_agree(self)
@@ -117,7 +120,8 @@ def _fit(stock_fit):
         for budget in budgets:
             admission.check_claim(budget.sampling, x, found)
         unaccounted = fit_data.unaccounted_pass(given, samplings, budgets)
-        given["callbacks"] = sampling_passes.with_passes(self, callbacks, found, unaccounted)
+        callbacks = sampling_passes.with_passes(self, callbacks, found, unaccounted)
+        given["callbacks"] = epsilon_first(callbacks)
         for budget in budgets:
             budget.note_data(x, given.get("steps_per_epoch"))
         dense.check_dense(given)
@@ -133,7 +137,12 @@ def _fit(stock_fit):
                 given["x"] = data_sources.with_class_weights(
                     given["x"], given.pop("class_weight")
                 )
-        with sampling_passes.warn_of_other_trainings(self), fit_data.typed_errors():
+        with (
+            sampling_passes.warn_of_other_trainings(self),
+            sampling_passes.warn_of_unaccounted_steps(self, budgets),
+            self.optimizer._private.steps_of_fit(),
+            fit_data.typed_errors(),
+        ):
             return stock_fit(**given)
 
     return fit
@@ -180,8 +189,9 @@ def _make_train_function(stock_make):
             distribution.check_compilation(self)
             forget_outdated_checks(self)
             # Keras keeps the function when another optimizer is assigned without `compile`.
-            force = force or before is None or before() is not self.optimizer
-            _traced_for[self] = weakref.ref(self.optimizer)
+            now = weakref.ref(self.optimizer), self.optimizer._private.generation
+            force = force or before != now
+            _traced_for[self] = now
         stock_make(self, force or (before is not None and not private))
         if private and not hasattr(self.train_function, "checks_first"):
             self.train_function = _checking_first(self, self.train_function)

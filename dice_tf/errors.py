@@ -73,3 +73,7 @@ class UncheckedGradientsWarning(UserWarning):
 
 class NoisyPlanWarning(UserWarning):
     """The noise of a plan is larger than the largest signal that a model of that size can have."""
+
+
+class UnaccountedStepsWarning(UserWarning):
+    """`fit` took private steps, and no EpsilonCallback said what they cost."""

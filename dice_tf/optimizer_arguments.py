@@ -4,7 +4,12 @@
 
 import math
 
-from dice_tf.errors import GradientEngineError, MechanismError, OptimizerArgumentError
+from dice_tf.errors import (
+    GradientEngineError,
+    MechanismError,
+    ModelError,
+    OptimizerArgumentError,
+)
 from dice_tf.mechanism import check_integer
 
 GRADIENT_ENGINES = ("auto", "layerwise", "vectorized")
@@ -110,8 +115,8 @@ def check_not_fixed(optimizer_class, name, value):
     if name in PRIVACY_ARGUMENTS or name == "noise_seed":
         raise OptimizerArgumentError(
             f"Privacy parameters of {optimizer_class.__name__} are fixed when it is made. "
-            f"Received: {name}={value!r}. Compile the model with a new optimizer, and add "
-            "up the epsilons and deltas of both trainings."
+            f"Received: {name}={value!r}. Compile the model with a new optimizer, and "
+            "compose both trainings by `accounting.compose_epsilon`."
         )
 
 
@@ -131,6 +136,25 @@ def check_keras_argument(name, value):
             f"{_REFUSED_KERAS_ARGUMENTS[name]}. Received: {name}={value!r}. Clipping is set by "
             "`l2_norm_clip`."
         )
+
+
+def check_variables(variables):
+    """Refuses variables that no update rule changes.
+
+    Args:
+        variables: Trainable variables of a model.
+
+    Raises:
+        ModelError: If the gradient of one is not a gradient but its new value.
+    """
+    for variable in variables:
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise ModelError(
+                f"Variable '{variable.path}' is assigned what Keras passes for its gradient "
+                "(overwrite_with_gradient=True, as in layers quantized to float8), a statistic "
+                "of the batch that clipping and noise have no meaning for. Train the layer "
+                "without quantization, or freeze it."
+            )
 
 
 def check_engine(gradient_engine, mechanism, chunk_size):

@@ -241,7 +241,7 @@ class PrivacyPlan:
         Returns:
             `tf.data.Dataset`. Under a `tf.distribute` strategy, call this in its scope.
         """
-        return self.sampling.dataset(x, y, sample_weight, epochs=self.epochs)
+        return self.sampling.dataset(x, y, sample_weight, planned_epochs=self.epochs)
 
     def callback(self) -> EpsilonCallback:
         """Returns an `EpsilonCallback` with the budget and the accountant of this plan.

@@ -18,6 +18,7 @@ of all other steps, is used as it is, and neither it nor the count of its draws 
 written or read. (A `noise_seed` decides both, in every process that is given it.)
 """
 
+import contextlib
 import functools
 import hashlib
 from typing import Any
@@ -27,7 +28,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dice_tf import distribution, noise
+from dice_tf import distribution, noise, rebuilding
 from dice_tf.errors import PlainGradientsError
 
 _PREFIX = "private_"
@@ -36,8 +37,6 @@ _PREFIX = "private_"
 # `steps` steps.
 _ENTROPY_WORDS = 4
 SAMPLER_SIZE = _ENTROPY_WORDS + 4
-# Counts of a `PrivateState`: draws with either key, and the step whose errors are kept.
-COUNTS = ("noise_draws", "process_draws", "error_step")
 # Keeps the key's use for binding apart from its use for noise.
 _BINDING = 0x62696E64
 
@@ -52,12 +51,18 @@ class PrivateState:
         # Private files hold the first key and its count, and no file the second ones.
         self.noise_key, self.process_key = noise.NoiseKey(noise_seed), noise.NoiseKey(noise_seed)
         self.noise_draws = self.process_draws = None
+        # Whether `fit` is what takes the steps, for Python and for compiled steps.
+        self.is_in_fit, self.in_fit = False, None
         # The errors are those of this step; in any other state of the run they count as 0.
         self.error_step = None
         self.errors = []
         self.sampler = None
         # Fingerprint of the order of the rows that cyclic groups were drawn from.
         self.row_order = None
+        # Whether anybody was told that steps were not accounted.
+        self.is_reported = False
+        # Slots of the update rule by variable and name, and how often they were put together.
+        self.slots, self.generation = {}, 0
         # What was loaded into an optimizer that is not built yet, and the record it begins with.
         self.to_load = self.first_record = None
         # What `continue_sampling` last wrote there; anything else came from a file.
@@ -67,6 +72,34 @@ class PrivateState:
         """Gives a forked process keys of its own, also in steps that were compiled before."""
         for key in (self.noise_key, self.process_key):
             key.renew_after_fork()
+    def make_counts(self):
+        """Creates the variables that stay when the optimizer is built again."""
+        self.noise_draws = count_variable("noise_draws", 0)
+        self.process_draws = count_variable("process_draws", 0)
+        self.in_fit = count_variable("in_fit", int(self.is_in_fit))
+        self.sampler = count_variable("sampler", np.zeros(SAMPLER_SIZE))
+
+    @contextlib.contextmanager
+    def steps_of_fit(self):
+        """Context in which steps are those of `fit`, which knows where its batches come from."""
+        before = self.is_in_fit
+        self._set_in_fit(True)
+        try:
+            yield
+        finally:
+            self._set_in_fit(before)
+
+    def _set_in_fit(self, value):
+        self.is_in_fit = value
+        if self.in_fit is not None:
+            self.in_fit.assign(int(value))
+
+
+def count_variable(name, value):
+    """Returns a variable of int64 that is the same on all replicas and in no file of Keras."""
+    return keras.Variable(
+        value, dtype="int64", trainable=False, aggregation="only_first_replica", name=name
+    )
 
 
 def bind_key(key, tensors):
@@ -229,6 +262,7 @@ def released(store):
 def build_optimizer(model):
     """Builds the optimizer of a built model: it takes what was loaded, and a record to write to."""
     if model.optimizer.built:
+        rebuilding.build_again(model)
         return
     # Keras calls a model built whose `build` left its layers as they are.
     if all(layer.built for layer in model._flatten_layers()) and model.trainable_variables:

@@ -25,10 +25,10 @@ from dice_tf import (
     optimizer_arguments,
     private_checkpoints,
     provenance,
+    rebuilding,
 )
 from dice_tf.errors import (
     DistributionError,
-    ModelError,
     OptimizerArgumentError,
     PlainGradientsError,
     SamplingError,
@@ -154,22 +154,18 @@ class PrivateUpdate:
     def build(self, variables):
         """Creates the Keras slots, the error slots and the sampling record.
 
+        For variables that it was not built with an optimizer is built again: the record and
+        all counts go on, and the errors of variables that are left out are forgotten.
+
         Raises:
             ModelError: If the gradient of a variable is not a gradient but its new value.
             DistributionError: If the weights are to be overwritten by their average, which
                 Keras cannot do on several replicas.
         """
         # Keras loads the legacy .h5 format with none, and leaves an optimizer that cannot train.
-        if self.built or not variables:
+        if not variables or rebuilding.is_built_for(self, variables):
             return
-        for variable in variables:
-            if getattr(variable, "overwrite_with_gradient", False):
-                raise ModelError(
-                    f"Variable '{variable.path}' is assigned what Keras passes for its gradient "
-                    "(overwrite_with_gradient=True, as in layers quantized to float8), a statistic "
-                    "of the batch that clipping and noise have no meaning for. Train the layer "
-                    "without quantization, or freeze it."
-                )
+        optimizer_arguments.check_variables(variables)
         replicas = self._distribution_strategy.num_replicas_in_sync
         if self.use_ema and self.ema_overwrite_frequency and replicas > 1:
             raise DistributionError(
@@ -178,32 +174,32 @@ class PrivateUpdate:
                 f"{replicas} replicas. Leave it out: `fit` overwrites them when it ends."
             )
         known = self.variables
+        private, steps = self._private, 0
+        again = rebuilding.unbuild(self) if self.built else None
         super().build(variables)
         if self._mechanism.error_norm_clip > 0:
-            self._private.errors = [
+            private.errors = [
                 self._add_error(variable, delay)
                 for delay in range(1, self._mechanism.feedback_steps + 1)
                 for variable in variables
             ]
-        for name in private_checkpoints.COUNTS:
-            count = keras.Variable(
-                0, dtype="int64", trainable=False, aggregation="only_first_replica", name=name
+        if again is None:
+            private.make_counts()
+            first = private.first_record
+            self._sampling_record = self.add_variable(
+                shape=(provenance.RECORD_SIZE,),
+                initializer=keras.initializers.Constant(
+                    provenance.initial_record() if first is None else first
+                ),
+                dtype="int32",
+                name="sampling_record",
+                aggregation="only_first_replica",
             )
-            setattr(self._private, name, count)
-        self._private.sampler = keras.Variable(
-            np.zeros(private_checkpoints.SAMPLER_SIZE), dtype="int64", trainable=False,
-            aggregation="only_first_replica", name="sampler",
-        )  # fmt: skip
-        first = self._private.first_record
-        self._sampling_record = self.add_variable(
-            shape=(provenance.RECORD_SIZE,),
-            initializer=keras.initializers.Constant(
-                provenance.initial_record() if first is None else first
-            ),
-            dtype="int32",
-            name="sampling_record",
-            aggregation="only_first_replica",
-        )
+        else:
+            steps = int(self._iterations.numpy())
+            self._track_variable(self._sampling_record)
+            rebuilding.restore_errors(self, again)
+        private.error_step = private_checkpoints.count_variable("error_step", steps)
         self._track_private_state()
         if self._private.to_load is not None:
             self.load_own_variables(private_checkpoints.updated(self._private.to_load, known))
@@ -215,6 +211,20 @@ class PrivateUpdate:
             self._private_module = private_checkpoints.trackable(self._private, self._mechanism)
         elif hasattr(self, "_private_module"):
             del self._private_module
+
+    def add_variable_from_reference(self, reference_variable, name=None, initializer="zeros"):
+        """Returns a slot of the update rule; one that was made before, if there is one."""
+        slots, key = self._private.slots, (self._var_key(reference_variable), name)
+        if key in slots:
+            self._track_variable(slots[key])
+            return slots[key]
+        slots[key] = super().add_variable_from_reference(
+            reference_variable, name=name, initializer=initializer
+        )
+        if name == "average" and int(self._iterations.numpy()):
+            # Keras begins averages at the first step of the optimizer, not of the variable.
+            slots[key].assign(reference_variable)
+        return slots[key]
 
     def _add_error(self, variable, delay):
         # Not `add_variable`: Keras writes the variables it tracks into every kind of file.
@@ -289,17 +299,27 @@ class PrivateUpdate:
             v if penalty_gradients[i] is None else v + tf.cast(penalty_gradients[i], tf.float32)
             for v, i in zip(direction, used, strict=True)
         ]
+        record = provenance.update_record(
+            self._sampling_record.value,
+            marks,
+            rows,
+            mechanism.noise_is_secret,
+            provenance.mechanism_name(mechanism),
+            private.in_fit.value > 0,
+        )
         updates = [
             *zip(errors, new_errors, strict=True),
             *((error, tf.zeros(error.shape)) for error in forgotten),
-            (self._sampling_record, provenance.update_record(
-                self._sampling_record.value, marks, rows, mechanism.noise_is_secret)),
+            (self._sampling_record, record),
             (private.noise_draws, private.noise_draws.value + 1),
             (private.process_draws, private.process_draws.value + 1),
             (private.error_step, tf.cast(self._iterations.value, tf.int64) + 1),
-        ]  # fmt: skip
-        distribution.assign_on_every_replica(*map(list, zip(*updates)))
-        super().apply(direction, [variables[i] for i in used])
+        ]
+        # TensorFlow runs what needs no data also when the data have come to an end, and Keras
+        # may find out about the end by a step on no data (without XLA).
+        with tf.control_dependencies([heads[0]]):
+            distribution.assign_on_every_replica(*map(list, zip(*updates)))
+            super().apply(direction, [variables[i] for i in used])
 
     def _errors_of(self, slots):
         """Returns the error variables of the variables in `slots`, and those of all others.

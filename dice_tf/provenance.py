@@ -17,12 +17,13 @@ a few integers; it is the same for every data set, so it is public. From the
 record `check_record` tells whether an amplification claim is backed.
 """
 
+import dataclasses
 import hashlib
 
 import numpy as np
 import tensorflow as tf
 
-from dice_tf.errors import SamplingError
+from dice_tf.errors import AccountingError, SamplingError
 
 # What the record holds, in order. `steps`: steps recorded. `last_group`: group of the
 # last batch, -1 before any and after an unmarked one. `shortest_cycle`: smallest number
@@ -35,6 +36,10 @@ from dice_tf.errors import SamplingError
 # `UNSEEN` if epochs had several lengths or were not seen to be one pass over the data.
 # `seeded_steps`: steps whose noise came from a `noise_seed`. `rows`: rows of nonzero weight in
 # unmarked batches since an epoch began; `most_rows`: the largest such number so far.
+# `seeded_steps`: steps whose noise came from a `noise_seed`. `mechanism`: `mechanism_name` of
+# all steps, `_UNKNOWN` before the first, `SEVERAL` if there were several. `loose_steps`: steps
+# outside `fit` on batches without a mark: nobody knows where they came from.
+# `first_seeded_draw`: number of the first step that a sampler with a seed drew, 0 if none did.
 RECORD_FIELDS = (
     "steps",
     "last_group",
@@ -47,6 +52,9 @@ RECORD_FIELDS = (
     "seeded_steps",
     "rows",
     "most_rows",
+    "mechanism",
+    "loose_steps",
+    "first_seeded_draw",
 )
 RECORD_SIZE = len(RECORD_FIELDS)
 _NO_CYCLE = np.iinfo(np.int32).max
@@ -62,7 +70,7 @@ def initial_record():
     """
     start = dict.fromkeys(RECORD_FIELDS, 0)
     start.update(last_group=-1, shortest_cycle=_NO_CYCLE, largest_group=-1, assignment=-1)
-    start["sampling"] = _UNKNOWN
+    start.update(sampling=_UNKNOWN, mechanism=_UNKNOWN)
     return pack_record(start)
 
 
@@ -104,8 +112,8 @@ def check_layout(record):
             "The optimizer in this file was saved by another version of dice_tf, whose record of "
             "the sampling has other fields, so its epsilon cannot be continued. Received: a record "
             f"of shape {np.shape(record)}, not ({RECORD_SIZE},). Load the model with "
-            "`keras.models.load_model(path, compile=False)`, and add the epsilon and delta of its "
-            "training to those of the next."
+            "`keras.models.load_model(path, compile=False)`, and compose its training with the next "
+            "by `accounting.compose_epsilon`."
         )
 
 
@@ -123,6 +131,18 @@ def sampling_name(sampling):
         return UNSEEN - 1 - _digest(sampling.steps_per_epoch)
     return _digest((type(sampling).__name__, sampling.num_examples,
                     sampling.expected_batch_size, sampling.num_groups))  # fmt: skip
+
+
+def mechanism_name(mechanism):
+    """Returns a public name of everything about a mechanism that epsilon depends on.
+
+    Args:
+        mechanism: `DiceMechanism`; whether its noise is secret is recorded apart.
+
+    Returns:
+        Int >= 0 of 30 bits.
+    """
+    return _digest(dataclasses.replace(mechanism, noise_is_secret=True))
 
 
 def _digest(facts):
@@ -149,7 +169,15 @@ def join_sampling(fields, sampling):
     if fields["steps"] and known not in (_UNKNOWN, name):
         # Marks do not tell what was left out of data whose sampler was not seen.
         name = SEVERAL if _is_drawn(known) and _is_drawn(name) else UNSEEN
-    return dict(fields, sampling=name)
+    first = fields["first_seeded_draw"] if draws_were_seeded(fields) else 0
+    if not first and getattr(sampling, "seed", None) is not None:
+        first = fields["steps"] + 1
+    return dict(fields, sampling=name, first_seeded_draw=first)
+
+
+def draws_were_seeded(fields):
+    """Whether a sampler with a seed drew some of the steps of a record, as far as `fit` knows."""
+    return 0 < fields["first_seeded_draw"] <= fields["steps"]
 
 
 def count_marks(sample_weight):
@@ -179,7 +207,9 @@ def count_marks(sample_weight):
     return tf.reduce_sum(tf.cast(marked, tf.int32))
 
 
-def update_record(record, marks, rows=0, noise_is_secret=True):
+def update_record(
+    record, marks, rows=0, noise_is_secret=True, mechanism=_UNKNOWN, in_fit=True
+):
     """Returns the record after one more step.
 
     Args:
@@ -188,6 +218,8 @@ def update_record(record, marks, rows=0, noise_is_secret=True):
         rows: Int32 scalar, its rows of nonzero weight. Those of marked batches are secret, and
             not recorded.
         noise_is_secret: Whether the step's noise key is, see `DiceMechanism`.
+        mechanism: Int, `mechanism_name` of the step.
+        in_fit: Whether `fit` takes the step, bool or bool tensor.
 
     Returns:
         Int32 tensor `[RECORD_SIZE]`.
@@ -206,7 +238,12 @@ def update_record(record, marks, rows=0, noise_is_secret=True):
     in_order = (group >= 0) & ((group == 0) | (group == last + 1))
     returned = (group == 0) & (last >= 0)
     cycle = tf.where(returned, last + 1, _NO_CYCLE)
-    rows = fields["rows"] + tf.where(group < 0, tf.cast(rows, tf.int32), 0)
+    # Also an optimizer that took over the state of another one in a way that nobody saw.
+    same = (fields["steps"] == 0) | (fields["mechanism"] == mechanism)
+    loose = (group < 0) & ~tf.cast(in_fit, tf.bool)
+    # Outside `fit` nobody says where an epoch begins.
+    before = tf.where(tf.cast(in_fit, tf.bool), fields["rows"], 0)
+    rows = before + tf.where(group < 0, tf.cast(rows, tf.int32), 0)
     fields.update(
         steps=fields["steps"] + 1,
         last_group=group,
@@ -216,8 +253,32 @@ def update_record(record, marks, rows=0, noise_is_secret=True):
         seeded_steps=fields["seeded_steps"] + int(not noise_is_secret),
         rows=rows,
         most_rows=tf.maximum(fields["most_rows"], rows),
+        mechanism=tf.where(same, mechanism, SEVERAL),
+        loose_steps=fields["loose_steps"] + tf.cast(loose, tf.int32),
     )
     return tf.stack([fields[name] for name in RECORD_FIELDS])
+
+
+def check_mechanism(record, mechanism):
+    """Refuses a claim about steps that were made with other privacy parameters.
+
+    Args:
+        record: Int32 `[RECORD_SIZE]`, the record kept by the train step.
+        mechanism: The `DiceMechanism` that the run is accounted with.
+
+    Raises:
+        AccountingError: If some steps had another one.
+    """
+    seen = unpack_record(record)
+    if seen["steps"] and seen["mechanism"] != mechanism_name(mechanism):
+        raise AccountingError(
+            f"Some of the {seen['steps']} steps of this optimizer were made with other privacy "
+            "parameters and loaded into it: one epsilon cannot count both. Received: "
+            f"noise_multiplier={mechanism.noise_multiplier:g}, "
+            f"l2_norm_clip={mechanism.l2_norm_clip:g}. Compile the model with a new optimizer, "
+            "and compose both trainings: `accounting.compose_epsilon([(mechanism, sampling, "
+            "steps), ...], delta)`."
+        )
 
 
 def check_record(record, iterations, sampling):
@@ -232,16 +293,18 @@ def check_record(record, iterations, sampling):
         SamplingError: If the record is of another number of steps, or of a sampling with
             other parameters; if amplification is claimed and a step was unmarked, batches
             came out of order, or they came from a sampler with another number of groups;
-            or if none is claimed and a Poisson sampler drew batches, or an epoch showed more
-            rows than there are examples.
+            or if none is claimed and a Poisson sampler drew batches, an epoch showed more
+            rows than there are examples, or steps were made outside `fit` and are not each
+            counted as an epoch.
     """
     seen = unpack_record(record)
     if seen["steps"] != iterations:
         raise SamplingError(
             f"Cannot account the run by {sampling!r}: `optimizer.iterations` is {iterations}, but "
-            f"{seen['steps']} steps were recorded, and each of them counts. Continue a run with "
-            "the optimizer that began it, and do not assign its `iterations`: "
-            "`keras.callbacks.LearningRateScheduler` restarts a schedule without that."
+            f"{seen['steps']} steps were recorded, and each of them counts. Somebody assigned "
+            "`iterations`, or loaded a part of an optimizer. Go on with the optimizer that began "
+            "the run; `keras.callbacks.LearningRateScheduler` restarts a schedule without "
+            "assigning `iterations`."
         )
     if sampling.amplified:
         _check_amplification(seen, iterations, sampling)
@@ -250,6 +313,17 @@ def check_record(record, iterations, sampling):
             f"Cannot account the run by {sampling!r}: it used batches of a Poisson sampler, "
             "which may draw an example several times in one epoch. Use one sampling object "
             "for the data set and for the accounting, from the first step of a run to its last."
+        )
+    elif sampling.steps_per_epoch == 1:
+        # Every step counts as an epoch, so their batches may have been any.
+        return check_rows(record, sampling)
+    elif seen["loose_steps"]:
+        size = sampling.expected_batch_size
+        raise SamplingError(
+            f"Cannot account the run by {sampling!r}: {seen['loose_steps']} of {iterations} steps "
+            "were made outside `fit`, where nobody sees that an epoch shows each example once. "
+            "Give `fit` the data, or loop over a Poisson sampler. For steps already made, "
+            f"`ShuffledEpochs({size}, {size})` counts each step as an epoch."
         )
     _check_origin(seen, sampling)
     check_rows(record, sampling)
@@ -297,8 +371,8 @@ def _check_origin(seen, sampling):
         f"Cannot account the run by {sampling!r}: some of its {seen['steps']} steps were drawn by "
         "a sampling with other parameters (its class, `num_examples`, `expected_batch_size` or "
         "`num_groups`), or by several in one data set, at which a step costs more or less. Compile "
-        "the model with a new optimizer for the other sampling, and add up the epsilons and deltas "
-        "of both trainings."
+        "the model with a new optimizer for the other sampling, and compose both trainings by "
+        "`accounting.compose_epsilon`."
     )
 
 

@@ -12,6 +12,7 @@ import functools
 import math
 import secrets
 from typing import Any
+import warnings
 
 import numpy as np
 from scipy import stats
@@ -124,10 +125,21 @@ class Sampling:
             position: Int >= 0, in steps.
 
         Returns:
-            Whether it does: `ShuffledEpochs` begins the next whole epoch.
+            Whether it does: `ShuffledEpochs` begins the next whole epoch, and no object goes
+            back to draws that it has made, which another model may have used.
         """
         entropy = entropy if self.seed is None else self.seed
-        self._state.move_to(entropy, assignment, *divmod(position, self.steps_per_epoch))
+        place = divmod(position, self.steps_per_epoch)
+        if not self._state.move_to(entropy, assignment, *place):
+            self.start_whole_pass()
+            warnings.warn(
+                f"This sampling object has made the draws from step {position} on before, and makes "
+                "none twice, because another model may have used them. Training goes on with "
+                "fresh draws: as private, but not bit for bit as the file has it. For that, load "
+                f"the file with a new object. Received: {self!r} at step {self.position}.",
+                stacklevel=3,
+            )
+            return False
         if self._state.offset and not self.amplified:
             self.start_whole_pass()
         return self.position == position
@@ -174,7 +186,7 @@ class Sampling:
         return self.num_groups > feedback_steps
 
     def dataset(
-        self, x: Any, y: Any = None, sample_weight: Any = None, epochs: int = 1
+        self, x: Any, y: Any = None, sample_weight: Any = None, planned_epochs: int = 1
     ) -> tf.data.Dataset:
         r"""Returns the `tf.data.Dataset` of batches that `fit` trains on.
 
@@ -185,8 +197,9 @@ class Sampling:
         Batches come in few shapes, so that a step compiled for a shape is reused: rows that
         were not drawn are added, with `sample_weight` 0, up to the next padded size. Keep the
         weights: without them these rows train. The smallest size holds every draw of a run of
-        `epochs` epochs with probability 0.9 at least; a larger draw takes a size 25 %, 50 %,
-        ... larger. A draw is never cut. Iterating more often than `epochs` times is allowed.
+        `planned_epochs` epochs with probability 0.9 at least; a larger draw takes a size 25 %,
+        50 %, ... larger. A draw is never cut. One iteration is one epoch, whatever is planned:
+        `fit(data, epochs=3)` and a loop over `data.repeat(3)` make three, more are allowed.
 
         Under a `tf.distribute` strategy, call this within `strategy.scope()`: padded sizes
         are then multiples of the number of replicas. All workers of a cluster draw the
@@ -203,7 +216,8 @@ class Sampling:
                 autoencoder passes `y=x`.
             sample_weight: Finite weights >= 0, shape `[num_examples]`, or a dictionary or
                 tuple of them for several outputs. `None` means 1, for all or for one output.
-            epochs: Int >= 1, planned number of epochs; only the padded size depends on it.
+            planned_epochs: Int >= 1, for how many epochs it will be used; only the padded size
+                depends on it.
 
         Returns:
             Dataset of `(x, y, sample_weight)` with `steps_per_epoch` elements. Tensors
@@ -220,10 +234,12 @@ class Sampling:
         >>> len(data), len(next(iter(data)))
         (10, 3)
         """
-        check_integer("epochs", epochs, error=SamplingError)
+        check_integer("planned_epochs", planned_epochs, error=SamplingError)
         fetch = row_fetcher(x, y, self.num_examples)
         weights = row_weights(sample_weight, self.num_examples)
-        begin, draw, rows = self._plan(self.steps(epochs), multi_worker.join_workers(self))
+        begin, draw, rows = self._plan(
+            self.steps(planned_epochs), multi_worker.join_workers(self)
+        )
         draws = [0]
 
         def counted_draw(iteration, step):

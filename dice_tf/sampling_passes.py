@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from dice_tf import private_checkpoints, provenance
 from dice_tf.accounting.events import check_run
+from dice_tf.errors import UnaccountedStepsWarning
 
 # From a model to its last private optimizer and the steps that this one had made.
 _trainings = weakref.WeakKeyDictionary()
@@ -45,6 +46,8 @@ def begin(model, sampling, row_order=None):
     """
     optimizer = model.optimizer
     private_checkpoints.build_optimizer(model)
+    if optimizer.built:
+        provenance.check_mechanism(optimizer.sampling_record, optimizer.mechanism)
     follows = private_checkpoints.continue_sampling(model, sampling)
     if not follows or _is_other_order(optimizer, row_order):
         close_open_pass(optimizer, sampling, row_order)
@@ -121,15 +124,43 @@ def warn_of_other_trainings(model):
     if before() is not optimizer and steps:
         warnings.warn(
             f"Another private optimizer has trained this model for {steps} steps, and this one "
-            "counts from 0: its epsilon leaves them out. On the same data the epsilons and deltas "
-            "of both trainings add up. To go on with one count, keep the optimizer and assign "
-            "`optimizer.learning_rate`.",
+            "counts from 0: its epsilon leaves them out. On the same data both trainings add up: "
+            "`accounting.compose_epsilon`. To go on with one count, compile with the same "
+            "optimizer, also after (un)freezing layers, and assign `optimizer.learning_rate`.",
             stacklevel=4,
         )
     try:
         yield
     finally:
         _trainings[model] = weakref.ref(optimizer), int(optimizer.iterations.numpy())
+
+
+@contextlib.contextmanager
+def warn_of_unaccounted_steps(model, budgets):
+    """Context of a `fit`: says, once for an optimizer, that nobody asked what its steps cost.
+
+    Args:
+        model: Compiled Keras model with a private optimizer.
+        budgets: Each `EpsilonCallback` of this `fit`.
+    """
+    optimizer = model.optimizer
+    before = read_record(optimizer)["steps"]
+    try:
+        yield
+    finally:
+        steps = read_record(optimizer)["steps"] - before
+        if steps > 0 and not budgets and not optimizer._private.is_reported:
+            optimizer._private.is_reported = True
+            warnings.warn(
+                f"`fit` took {steps} private steps of model '{model.name}' without an "
+                "EpsilonCallback, so nobody has said what they cost. Ask: "
+                "`dice_tf.run_epsilon(model, sampling, delta)`. Or pass `fit` "
+                "callbacks=[dice_tf.EpsilonCallback(sampling, delta)]. Arrays are accounted as "
+                "`dice_tf.ShuffledEpochs`; of several trainings, choosing one costs the epsilon "
+                "of all.",
+                UnaccountedStepsWarning,
+                stacklevel=4,
+            )
 
 
 class _BeginPass(keras.callbacks.Callback):
@@ -171,6 +202,9 @@ class _NotePass(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         private_checkpoints.build_optimizer(self.model)
+        optimizer = self.model.optimizer
+        if optimizer.built:
+            provenance.check_mechanism(optimizer.sampling_record, optimizer.mechanism)
         if not isinstance(self._shown, int):  # Then it is `ShuffledEpochs`.
             close_open_pass(self.model.optimizer, self._shown)
         begin_epoch(self.model.optimizer)
@@ -201,7 +235,7 @@ def _warn_of_discarded_steps(optimizer):
         warnings.warn(
             f"This process took {discarded} steps that are not in epsilon: weights of an earlier "
             "step were loaded after them. That is right if nothing of these steps was released or "
-            "used for a decision. Otherwise compute the epsilon of all steps by "
+            "used for a decision. Otherwise compute the epsilon of all steps, as planned ones, by "
             "`accounting.compute_epsilon`; if they came from a private checkpoint, whose draws "
             "repeat, as docs/saving.md has it for files that are loaded twice.",
             stacklevel=2,

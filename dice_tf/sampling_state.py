@@ -60,6 +60,8 @@ class SamplingState:
     shared: bool = False
     numbered: bool = False
     offset: int = 0
+    # From entropy to the first iteration, and its offset, that was never begun.
+    _unused: dict = dataclasses.field(default_factory=dict)
     # What `watch` was told: the position then, that of the next draw, and what to call.
     _watched_from: int = 0
     _expected: int = 0
@@ -77,10 +79,18 @@ class SamplingState:
         return np.asarray([*(secrets.randbits(32) for _ in range(4)), 0], dtype=np.int64)
 
     def move_to(self, entropy, assignment, iterations, offset):
-        """Takes over the draws of another object, at a place in them."""
+        """Takes over the draws of another object, at a place in them.
+
+        Returns:
+            Whether it does: not if this object has drawn there before, for whichever model.
+        """
         with self.lock:
+            self._unused[self.entropy] = self.iterations, self.offset
+            if (iterations, offset) < self._unused.get(entropy, (0, 0)):
+                return False
             self.entropy, self.assignment, self.groups = entropy, assignment, None
             self.iterations, self.offset, self.numbered = iterations, offset, True
+            return True
 
     def start_whole_pass(self):
         """Begins the next iteration at the start of a pass over the data, and numbers it."""

@@ -14,7 +14,16 @@ import weakref
 import keras
 import tensorflow as tf
 
-from dice_tf import dense, distribution, metrics, multi_worker, precision, provenance, validation
+from dice_tf import (
+    dense,
+    distribution,
+    metrics,
+    multi_worker,
+    precision,
+    provenance,
+    rebuilding,
+    validation,
+)
 from dice_tf.clipping import clip_weights
 from dice_tf.errors import LossError, ModelError, PlainGradientsError
 from dice_tf.mechanism import DiceMechanism
@@ -233,7 +242,7 @@ def _prepare(model, optimizer, x, y, sample_weight):
             batches_tried=0,
             with_gradients=None,
         )
-    if not optimizer.built:
+    if not rebuilding.knows(optimizer, model.trainable_variables):
         with tf.init_scope():
             optimizer.build(model.trainable_variables)
 

@@ -161,7 +161,7 @@ def train_cell(trainer, cell, settings, task, self_check=True):
     model = task.make_model(plan.optimizer)
     budget = dice_tf.EpsilonCallback(plan.sampling, plan.delta, target_epsilon=settings.epsilon)
     model.fit(
-        plan.sampling.dataset(*task.train, epochs=settings.epochs),
+        plan.sampling.dataset(*task.train, planned_epochs=settings.epochs),
         epochs=settings.epochs,
         callbacks=[budget],
         verbose=0,

@@ -176,7 +176,7 @@ def train(trial, task, data, self_check):
     model.compile(optimizer, task.loss, metrics=[task.metric])
     budget = dice_tf.EpsilonCallback(sampling, task.delta, target_epsilon=trial.target_epsilon)
     model.fit(
-        sampling.dataset(*task.train, epochs=task.epochs),
+        sampling.dataset(*task.train, planned_epochs=task.epochs),
         epochs=task.epochs,
         callbacks=[budget],
         verbose=0,

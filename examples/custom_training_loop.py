@@ -74,7 +74,7 @@ def train(plan, data, model, epochs):
         List of triples of each epoch: steps made so far, epsilon, test accuracy.
     """
     x, y = data.x_train, data.y_train
-    batches = plan.sampling.dataset(x, y, epochs=epochs)
+    batches = plan.sampling.dataset(x, y, planned_epochs=epochs)
     # Once: compares the gradients of a few examples with those of each of them alone.
     dice_tf.check_gradients(model, (x[:8], y[:8]))
 
@@ -90,9 +90,7 @@ def train(plan, data, model, epochs):
             logs = step(batch)
         # What was made, not what was planned: this number is what epsilon is about.
         steps = int(model.optimizer.iterations)
-        epsilon = accounting.compute_epsilon(
-            model.optimizer.mechanism, plan.sampling, steps, plan.delta
-        )
+        epsilon = dice_tf.run_epsilon(model, plan.sampling, plan.delta)
         _, accuracy = model.evaluate(data.x_test, data.y_test, batch_size=512, verbose=0)
         progress.append((steps, epsilon, accuracy))
         print(
@@ -125,10 +123,7 @@ def run(settings):
     steps = progress[-1][0]
     if steps < plan.sampling.steps(settings.epochs):
         print(f"Stopped: another round would exceed --epsilon={settings.epsilon}.")
-    statement = accounting.privacy_statement(
-        plan.optimizer.mechanism, plan.sampling, steps, plan.delta
-    )
-    print(f"\n{statement}")
+    print(f"\n{dice_tf.run_statement(model, plan.sampling, plan.delta)}")
     return progress
 
 

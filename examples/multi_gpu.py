@@ -111,7 +111,7 @@ def run(settings):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(plan.optimizer, loss, metrics=["accuracy"])
         epochs = plan.steps // plan.sampling.steps_per_epoch
-        batches = plan.sampling.dataset(data.x_train, data.y_train, epochs=epochs)
+        batches = plan.sampling.dataset(data.x_train, data.y_train, planned_epochs=epochs)
 
     batch = plan.sampling.expected_batch_size
     print(f"{replicas} device(s): {', '.join(strategy.extended.worker_devices)}")

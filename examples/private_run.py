@@ -135,7 +135,7 @@ def fit(settings, plan, model, data, validation):
     print_privacy_parameters(plan, settings.seed)
     budget = dice_tf.EpsilonCallback(plan.sampling, plan.delta, target_epsilon=settings.epsilon)
     history = model.fit(
-        plan.sampling.dataset(*data, epochs=settings.epochs),
+        plan.sampling.dataset(*data, planned_epochs=settings.epochs),
         epochs=settings.epochs,
         validation_data=validation,
         callbacks=[budget, *csv_logger(settings.output_dir)],
@@ -144,8 +144,7 @@ def fit(settings, plan, model, data, validation):
     print(f"\n{accounting.guarantee(mechanism, plan.sampling, steps, plan.delta)}.")
     if settings.output_dir is not None:
         path = pathlib.Path(settings.output_dir) / "privacy_statement.txt"
-        statement = accounting.privacy_statement(mechanism, plan.sampling, steps, plan.delta)
-        path.write_text(statement, encoding="utf-8")
+        path.write_text(budget.statement(), encoding="utf-8")
         print(f"The full statement is in {path}")
     return history
 

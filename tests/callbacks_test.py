@@ -106,7 +106,7 @@ def test_training_stops_before_the_step_that_would_pass_the_target(sampling, ste
     # Brute force, one step after the other.
     affordable = next(t for t in range(1, 100) if spent(model, sampling, t) > target) - 1
     callback = EpsilonCallback(sampling, DELTA, target_epsilon=target)
-    data = sampling.dataset(X, Y, epochs=10)
+    data = sampling.dataset(X, Y, planned_epochs=10)
     history = model.fit(data, epochs=10, verbose=0, callbacks=[callback])
     assert affordable >= 17 and len(history.history["epsilon"]) < 10
     assert affordable - steps_per_execution < iterations(model) <= affordable
@@ -132,7 +132,7 @@ def test_case_12_a_run_calibrated_for_its_epochs_makes_all_of_them():
     )
     model = make_model(noise_multiplier)
     callback = EpsilonCallback(sampling, DELTA, target_epsilon=target)
-    model.fit(sampling.dataset(X, Y, epochs=epochs), epochs=9, verbose=0, callbacks=[callback])
+    model.fit(sampling.dataset(X, Y, planned_epochs=epochs), epochs=9, verbose=0, callbacks=[callback])
     assert iterations(model) == sampling.steps(epochs)
     assert callback.epsilon() == pytest.approx(target, rel=1e-2) and callback.epsilon() <= target
 
@@ -209,12 +209,13 @@ def test_epsilon_in_a_loop_is_that_of_steps_on_the_batches_drawn():
 class RecordOfSteps:
     """The sampling record of an optimizer that made `count` steps."""
 
-    def __init__(self, count):
-        self.count = count
+    def __init__(self, count, mechanism):
+        self.count, self.mechanism = count, mechanism
 
     def numpy(self):
         fields = provenance.unpack_record(provenance.initial_record())
-        return provenance.pack_record(dict(fields, steps=self.count.numpy()))
+        name = provenance.mechanism_name(self.mechanism)
+        return provenance.pack_record(dict(fields, steps=self.count.numpy(), mechanism=name))
 
     def __array__(self, dtype=None, copy=None):
         return self.numpy()
@@ -234,11 +235,15 @@ def test_epsilon_is_computed_seldom(monkeypatch):
     callback.made = 0
     optimizer = types.SimpleNamespace(mechanism=mechanism, iterations=count, built=True)
     optimizer.save_errors, optimizer.errors = False, []
-    optimizer.sampling_record = RecordOfSteps(count)
+    optimizer.sampling_record = RecordOfSteps(count, mechanism)
     optimizer._private = types.SimpleNamespace(process_draws=count)
     callback.set_model(
         types.SimpleNamespace(
-            optimizer=optimizer, steps_per_execution=1, stop_training=False, built=True
+            optimizer=optimizer,
+            steps_per_execution=1,
+            stop_training=False,
+            built=True,
+            trainable_variables=[],
         )
     )
     callback.set_params({"epochs": 5, "steps": 10_000})

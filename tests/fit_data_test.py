@@ -125,7 +125,7 @@ def test_a_loop_that_drops_the_weights_still_clips_every_example(kind):
     with pytest.warns(UserWarning, match="not private"):
         model = make_model(noise_multiplier=0.0)
     influences = []
-    for batch_x, batch_y, _ in kind(N, B).dataset(x, y, epochs=30).repeat(30):
+    for batch_x, batch_y, _ in kind(N, B).dataset(x, y, planned_epochs=30).repeat(30):
         model.layers[0].kernel.assign(np.zeros((3, 1)))
         model.train_on_batch(batch_x, batch_y)
         influences.append(B * float(np.linalg.norm(model.layers[0].kernel)))

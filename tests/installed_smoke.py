@@ -36,7 +36,7 @@ def main():
         metrics=["accuracy"],
     )
     budget = dice_tf.EpsilonCallback(sampling, delta=1e-3)
-    model.fit(sampling.dataset(x, y, epochs=3), epochs=3, verbose=0, callbacks=[budget])
+    model.fit(sampling.dataset(x, y, planned_epochs=3), epochs=3, verbose=0, callbacks=[budget])
     expected = dice_tf.accounting.compute_epsilon(
         model.optimizer.mechanism, sampling, sampling.steps(3), delta=1e-3
     )

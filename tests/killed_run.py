@@ -50,7 +50,7 @@ def train(folder, save_errors):
         )
         model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         sampling = dice_tf.CyclicPoissonSampling(240, 12)
-        batches = sampling.dataset(x, y, epochs=EPOCHS)
+        batches = sampling.dataset(x, y, planned_epochs=EPOCHS)
     budget = dice_tf.EpsilonCallback(sampling, delta=1e-3)
     tell = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: print(optimizer.iterations.numpy(), flush=True)

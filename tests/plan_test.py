@@ -78,11 +78,11 @@ def test_b16_one_epsilon_for_one_run(more, capsys):
     shown = accounting.epsilon.up(plan.epsilon())
     (other,) = {"rdp", "pld"} - {plan.accountant}
     assert f"private with epsilon = {shown} and delta = 0.0001" in statement
-    assert f"{plan.accountant.upper()} accountant: {shown} (that of this run)" in statement
+    assert f"{plan.accountant.upper()} accountant: {shown}\n" in statement
     by_other = accounting.compute_epsilon(
         plan.mechanism(), plan.sampling, plan.steps, 1e-4, accountant=other
     )
-    beside = f"{other.upper()} accountant: {accounting.epsilon.up(by_other)} (for comparison)"
+    beside = f"{other.upper()} accountant: {accounting.epsilon.up(by_other)} (for information: it holds, too)"
     assert beside in statement
     assert f"{shown} by {plan.accountant.upper()}, the accountant of this plan" in str(plan)
     assert all(f" - epsilon: {e:.4f}" in output for e in history["epsilon"])
@@ -104,7 +104,7 @@ def test_b16_statements_are_by_the_accountant_of_the_callback():
             l2_norm_clip=1.0, noise_multiplier=2.0, expected_batch_size=20), "mse")  # fmt: skip
         callback = dice_tf.EpsilonCallback(sampling, 1e-4, accountant=accountant)
         callback.set_model(model)
-        assert f"{accountant.upper()} accountant: 0.000 (that of this run)" in callback.statement()
+        assert f"{accountant.upper()} accountant: 0.000\n" in callback.statement()
     with pytest.raises(AccountingError, match="accountant='moments'"):
         accounting.privacy_statement(mechanism, sampling, 100, 1e-4, accountant="moments")
 

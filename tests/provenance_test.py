@@ -100,6 +100,9 @@ def brute_force(marks):
         "seeded_steps": 0,
         "rows": 0,
         "most_rows": 0,
+        "mechanism": -1,
+        "loose_steps": 0,
+        "first_seeded_draw": 0,
     }
 
 

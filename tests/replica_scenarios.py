@@ -153,7 +153,7 @@ def sampled_fit(strategy, steps_per_execution):
     model = model_under(strategy, compile_arguments, self_check=True, **NOISY)
     with strategy.scope():
         sampling = samplings()["cyclic"]
-        data = sampling.dataset(X, Y, epochs=2)
+        data = sampling.dataset(X, Y, planned_epochs=2)
     history = model.fit(
         data,
         epochs=2,

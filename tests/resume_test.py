@@ -66,7 +66,7 @@ def run(folder, sampling, cut=None, steps_per_epoch=8, save_freq="epoch", **argu
     backup = keras.callbacks.BackupAndRestore(
         str(folder), save_freq, double_checkpoint=True, delete_checkpoint=False
     )
-    data, fit = sampling.dataset(X, Y, epochs=3), dict(epochs=STEPS // steps_per_epoch)
+    data, fit = sampling.dataset(X, Y, planned_epochs=3), dict(epochs=STEPS // steps_per_epoch)
     if steps_per_epoch != sampling.steps_per_epoch:
         data, fit = data.repeat(), dict(fit, steps_per_epoch=steps_per_epoch)
     try:
@@ -163,7 +163,7 @@ def test_keras_files_resume_and_keep_what_they_are(tmp_path, seeded):
     sampling = dice_tf.CyclicPoissonSampling(N, B, seed=1 if seeded else None)
     model = make()
     fit = lambda model, sampling: model.fit(
-        sampling.dataset(X, Y, epochs=2), verbose=0,
+        sampling.dataset(X, Y, planned_epochs=2), verbose=0,
         callbacks=[dice_tf.EpsilonCallback(sampling, DELTA)],
     )  # fmt: skip
     fit(model, sampling)

@@ -227,7 +227,7 @@ class StepCounter(keras.callbacks.Callback):
 def test_keras_fits_the_data_set(kind):
     sampling = kind(50, 8)
     model, counter = linear_model(), StepCounter()
-    data = sampling.dataset(IMAGES, NUMBERS, epochs=3)
+    data = sampling.dataset(IMAGES, NUMBERS, planned_epochs=3)
     augmented = data.map(lambda x, y, w: (x + tf.random.normal(tf.shape(x)), y, w))
     history = model.fit(augmented, epochs=3, verbose=0, callbacks=[counter])
     steps = sampling.steps_per_epoch

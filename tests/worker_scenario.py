@@ -30,7 +30,7 @@ def model_under(strategy, noise_multiplier=2.0, **compile_arguments):
 def data_under(strategy, kind, **arguments):
     with strategy.scope():
         sampling = kind(len(X), BATCH, **arguments)
-        return sampling, sampling.dataset(X, Y, epochs=2)
+        return sampling, sampling.dataset(X, Y, planned_epochs=2)
 
 
 def fit(strategy, steps_per_execution=1, noise_multiplier=2.0, kind=dice_tf.CyclicPoissonSampling):

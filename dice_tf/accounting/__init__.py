@@ -8,6 +8,7 @@ from dice_tf.accounting.calibration import (
     calibrate_noise_multiplier,
     calibrate_steps,
 )
+from dice_tf.accounting.composition import compose_epsilon
 from dice_tf.accounting.epsilon import PrivacyGuarantee, compute_epsilon, dp_event, guarantee
 from dice_tf.accounting.events import NEIGHBOURING_RELATIONS
 from dice_tf.accounting.paper import (

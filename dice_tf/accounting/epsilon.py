@@ -131,7 +131,7 @@ def dp_event(
         if event is not None:
             return event
     return events.compose(
-        _rounds(mechanism, sampling, steps, 0.1 / sampling.num_examples, relation)
+        run_rounds(mechanism, sampling, steps, 0.1 / sampling.num_examples, relation)
     )
 
 
@@ -265,7 +265,7 @@ def _epsilon(mechanism, sampling, steps, delta, accountant, relation):
     if relation == events.REPLACE_BY_EMPTY and mechanism.num_microbatches is not None:
         # An empty example that is drawn takes a place, so it is not the same as an absent one.
         two_moves = events.is_amplified(sampling)
-    rounds = _rounds(mechanism, sampling, steps, delta, relation)
+    rounds = run_rounds(mechanism, sampling, steps, delta, relation)
 
     def curve(log_delta):
         epsilon, order = renyi_epsilon(rounds, log_delta)
@@ -295,7 +295,8 @@ def _two_moves(curve, delta):
     return min(candidates)
 
 
-def _rounds(mechanism, sampling, steps, delta, relation):
+def run_rounds(mechanism, sampling, steps, delta, relation=None):
+    """Returns the list of `Round`s of a run; `delta` decides how to split the unbounded form."""
     if not events.is_unbounded(mechanism):
         return events.bounded_rounds(mechanism, sampling, steps, relation)
     if not events.check_sampling(sampling):

@@ -113,7 +113,7 @@ def check_run(mechanism, sampling, steps):
 
     Raises:
         AccountingError: If a type is wrong, `steps` is not a whole number that is at
-            least 0, or the mechanism divides by another batch size than is drawn.
+            least 0, or is the counter of an optimizer, or the mechanism divides by another batch size than is drawn.
     """
     if not isinstance(mechanism, DiceMechanism):
         raise AccountingError(
@@ -127,6 +127,13 @@ def check_run(mechanism, sampling, steps):
             "by it, the other draws it. Received: "
             f"mechanism.expected_batch_size={mechanism.expected_batch_size}, "
             f"sampling.expected_batch_size={sampling.expected_batch_size}."
+        )
+    if hasattr(steps, "assign"):
+        raise AccountingError(
+            "Argument `steps` is a variable, the step counter of an optimizer: it does not know of "
+            "passes over the data that were cut short, which count in full. Received: "
+            f"steps={steps!r}. For a run that was made, ask "
+            "`dice_tf.run_epsilon(model, sampling, delta)`; for a plan, give an int."
         )
     return check_integer("steps", steps, minimum=0, error=AccountingError)
 
@@ -316,5 +323,9 @@ def mixture_event(mechanism, sampling, steps):
 
 def compose(rounds):
     """Returns a `dp_accounting.DpEvent` for a list of `Round`s."""
-    events = [r.event for r in rounds]
+    return compose_events([r.event for r in rounds])
+
+
+def compose_events(events):
+    """Returns one `dp_accounting.DpEvent` for a list of them that is not empty."""
     return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(events)

@@ -28,7 +28,7 @@ _WIDTH = 88
 
 _NOT_COVERED = (
     "Choices made by looking at several trainings on the same data (hyperparameter search, early "
-    "stopping, picking the best run): each training has its own epsilon, and they add up.",
+    "stopping, picking the best run): each training has its own epsilon, and they compose.",
     "Losses, metrics and gradient norms of the training data that are displayed or logged: they "
     "are computed from the data without noise.",
     "The optimizer's error variables and the noise key: whoever holds them besides the model "
@@ -48,9 +48,10 @@ def privacy_statement(
     sampling: Sampling,
     steps: int,
     delta: float,
+    accountant: str = "rdp",
     neighbouring_relation: str | None = None,
     *,
-    accountant: str = "rdp",
+    draws_are_secret: bool | None = None,
 ) -> str:
     """Returns a text that says what privacy a run has, and what it does not have.
 
@@ -61,9 +62,11 @@ def privacy_statement(
         sampling: `PoissonSampling`, `CyclicPoissonSampling` or `ShuffledEpochs`.
         steps: Int >= 0, number of optimizer steps.
         delta: Float in (0, 1/N).
+        accountant: `"rdp"` or `"pld"`: whose epsilon is the guarantee. The other one's stands
+            beside it.
         neighbouring_relation: As for `guarantee`.
-        accountant: `"rdp"` or `"pld"`, whose epsilon is guaranteed: that of the callback
-            and of the calibration, so that one run has one epsilon.
+        draws_are_secret: `None` if `sampling` drew all batches, `False` if some draws of the
+            run came from the seed of another one.
 
     Returns:
         A string of several lines: the guarantee, with the epsilon of the other accountant
@@ -84,15 +87,20 @@ def privacy_statement(
     >>> [line for line in statement.splitlines() if line.isupper()]
     ['GUARANTEE', 'PARAMETERS', 'HOW IT IS ACCOUNTED', 'FOR COMPARISON', 'NOT COVERED']
     """
+    check_accountant(accountant)
     by_accountant = [
         guarantee(mechanism, sampling, steps, delta, name, neighbouring_relation)
         for name in ACCOUNTANTS
     ]
     check_accountant(accountant)
     chosen = by_accountant[ACCOUNTANTS.index(accountant)]
+    if not events.is_amplified(sampling):
+        draws_are_secret = None  # Nothing is claimed of them.
+    elif draws_are_secret is None:
+        draws_are_secret = sampling.seed is None
     sections = (
-        ("GUARANTEE", _guarantee_text(mechanism, sampling, chosen, by_accountant)),
-        ("PARAMETERS", _parameters(mechanism, sampling, by_accountant[0])),
+        ("GUARANTEE", _guarantee_text(mechanism, chosen, by_accountant, draws_are_secret)),
+        ("PARAMETERS", _parameters(mechanism, sampling, chosen, draws_are_secret)),
         ("HOW IT IS ACCOUNTED", _accounting(mechanism, sampling, steps)),
         ("FOR COMPARISON", _comparison(mechanism, sampling, by_accountant)),
         ("NOT COVERED", "\n".join(_wrap(item, "- ") for item in _NOT_COVERED)),
@@ -104,20 +112,20 @@ def _wrap(text, first="  "):
     return textwrap.fill(text, _WIDTH, initial_indent=first, subsequent_indent="  ")
 
 
-def _guarantee_text(mechanism, sampling, chosen, by_accountant):
+def _guarantee_text(mechanism, chosen, by_accountant, draws_are_secret):
     relation = events.NEIGHBOURING_RELATIONS[chosen.neighbouring_relation]
     text = (
         f"The model after {chosen.steps} steps is (epsilon, delta)-differentially private with "
-        f"epsilon = {up(chosen.epsilon)} and delta = {delta_up(chosen.delta)}; "
+        f"epsilon = {up(chosen.epsilon)} ({chosen.accountant.upper()} accountant) and "
+        f"delta = {delta_up(chosen.delta)}; "
         "so is the sequence of all models on the way. Two data sets that cannot be told apart: "
         f"{relation} ({chosen.neighbouring_relation})."
     )
     notes = [_wrap(text)]
     for result in by_accountant:
-        name = result.accountant.upper()
         # Both hold. Which one a run goes by is decided before it, not by the result.
-        role = "that of this run" if result is chosen else "for comparison"
-        notes.append(f"  epsilon by the {name} accountant: {up(result.epsilon)} ({role})")
+        line = f"  epsilon by the {result.accountant.upper()} accountant: {up(result.epsilon)}"
+        notes.append(line if result is chosen else f"{line} (for information: it holds, too)")
     if mechanism.noise_multiplier == 0:
         notes.append(_wrap("No noise is added: there is NO privacy."))
     if not mechanism.noise_is_secret:
@@ -127,17 +135,18 @@ def _guarantee_text(mechanism, sampling, chosen, by_accountant):
                 "The guarantee holds only towards readers who cannot learn or guess the seed."
             )
         )
-    if events.is_amplified(sampling) and sampling.seed is not None:
+    if draws_are_secret is False:
         notes.append(
             _wrap(
-                "The draws came from a seed as well: the guarantee holds only towards readers who "
-                "cannot tell from it at which steps an example was used."
+                "Draws came from a seed that was set in the program: they are NOT secret. The "
+                "guarantee holds only towards readers who cannot tell from the seed at which steps "
+                "an example was used."
             )
         )
     return "\n".join(notes)
 
 
-def _parameters(mechanism, sampling, result):
+def _parameters(mechanism, sampling, result, draws_are_secret):
     rows = {
         "number of examples N": sampling.num_examples,
         "expected batch size B": mechanism.expected_batch_size,
@@ -156,6 +165,8 @@ def _parameters(mechanism, sampling, result):
         "noise_multiplier": f"{mechanism.noise_multiplier:g}",
         "noise on the mean (stddev)": f"{mechanism.noise_stddev:.6g}",
         "noise key is secret": mechanism.noise_is_secret,
+        "draws are secret": "not needed" if draws_are_secret is None else draws_are_secret,
+        "accountant": result.accountant.upper(),
     }
     return "\n".join(f"  {name:<28}{value}" for name, value in rows.items())
 

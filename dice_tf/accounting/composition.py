@@ -1,0 +1,93 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`compose_epsilon`: what several runs on the same data cost together."""
+
+import math
+
+from dice_tf.accounting import events
+from dice_tf.accounting.epsilon import check_accountant, run_rounds
+from dice_tf.accounting.loss_distribution import loss_distribution_curve
+from dice_tf.accounting.renyi import renyi_epsilon, warn_at_edge
+from dice_tf.errors import AccountingError
+
+
+def compose_epsilon(runs, delta, accountant="rdp"):
+    r"""Returns the epsilon of several runs on the same data, taken together.
+
+    A second training with another optimizer, every trial of a search, a model that is trained
+    on after its noise was changed: all that saw the data counts. Their events compose, which
+    costs less than adding up epsilons and deltas. If one run draws shuffled epochs, the
+    neighbours of the whole are its own: one example is replaced by an empty one.
+
+    Args:
+        runs: List of `(mechanism, sampling, steps)`, one for each run: from
+            `dice_tf.accounted_run(model, sampling)`, or as planned.
+        delta: Float in (0, 1/N), for every N.
+        accountant: `"rdp"` or `"pld"` (tighter).
+
+    Returns:
+        Float >= 0, for `delta` in all.
+
+    Raises:
+        AccountingError: If the arguments are out of range or contradict each other, or if
+            runs with microbatches are Poisson-sampled in one and shuffled in another.
+
+    Example:
+
+    >>> from dice_tf.mechanism import DiceMechanism
+    >>> from dice_tf.sampling import CyclicPoissonSampling
+    >>> from dice_tf.accounting import compute_epsilon
+    >>> run = (DiceMechanism(l2_norm_clip=1.0, noise_multiplier=2.0, expected_batch_size=512),
+    ...        CyclicPoissonSampling(num_examples=60_000, expected_batch_size=512), 1171)
+    >>> [round(epsilon, 2) for epsilon in (compute_epsilon(*run, 1e-5),
+    ...                                    compose_epsilon([run] * 10, 1e-5))]
+    [1.51, 5.14]
+
+    Source: as `guarantee`; Mironov, CSF 2017, Prop. 1 (composition).
+    """
+    check_accountant(accountant)
+    runs = [_checked(run, delta) for run in runs]
+    delta = float(delta) if runs else events.check_delta(delta, 1)
+    shuffled = any(not events.check_sampling(sampling) for _, sampling, _ in runs)
+    rounds, parts = [], []
+    for mechanism, sampling, steps in runs:
+        if shuffled and mechanism.num_microbatches is not None and events.is_amplified(sampling):
+            raise AccountingError(
+                "Runs with `num_microbatches` that draw Poisson samples compose with others of "
+                "their kind alone: their neighbours are not those of shuffled epochs. Received: "
+                f"num_microbatches={mechanism.num_microbatches} with {sampling!r}. Compose the "
+                "two kinds apart, and add up epsilons and deltas."
+            )
+        if steps == 0:
+            continue
+        if mechanism.noise_multiplier == 0:
+            return math.inf
+        new = run_rounds(mechanism, sampling, steps, delta)
+        rounds += new
+        tight = events.is_unbounded(mechanism) and events.mixture_event(mechanism, sampling, steps)
+        parts.append(tight or events.compose(new))
+    if not rounds:
+        return 0.0
+
+    def curve(log_delta):
+        epsilon, order = renyi_epsilon(rounds, log_delta)
+        warn_at_edge(epsilon, order)
+        return epsilon
+
+    if accountant == "pld":
+        smallest = min(r.noise_multiplier for r in rounds)
+        event = events.compose_events(parts)
+        curve = loss_distribution_curve(event, smallest, curve, math.log(delta))
+    return curve(math.log(delta))
+
+
+def _checked(run, delta):
+    if not isinstance(run, (tuple, list)) or len(run) != 3:
+        raise AccountingError(
+            "Argument `runs` must be a list of `(mechanism, sampling, steps)`, for example from "
+            f"`dice_tf.accounted_run(model, sampling)`. Received as one of them: {run!r}."
+        )
+    mechanism, sampling, steps = run
+    steps = events.check_run(mechanism, sampling, steps)
+    events.check_delta(delta, sampling.num_examples)
+    return mechanism, sampling, steps
