@@ -35,7 +35,8 @@ from dice_tf.errors import AccountingError, SamplingError
 # of a known origin, `_UNKNOWN` before the first, `SEVERAL` if several samplers drew them,
 # `UNSEEN` if epochs had several lengths or were not seen to be one pass over the data.
 # `seeded_steps`: steps whose noise came from a `noise_seed`. `rows`: rows of nonzero weight in
-# unmarked batches since an epoch began; `most_rows`: the largest such number so far.
+# unmarked batches since an epoch began; `most_rows`: the largest such number so far;
+# `largest_batch`: that of a single step.
 # `seeded_steps`: steps whose noise came from a `noise_seed`. `mechanism`: `mechanism_name` of
 # all steps, `_UNKNOWN` before the first, `SEVERAL` if there were several. `loose_steps`: steps
 # outside `fit` on batches without a mark: nobody knows where they came from.
@@ -52,6 +53,7 @@ RECORD_FIELDS = (
     "seeded_steps",
     "rows",
     "most_rows",
+    "largest_batch",
     "mechanism",
     "loose_steps",
     "first_seeded_draw",
@@ -243,7 +245,8 @@ def update_record(
     loose = (group < 0) & ~tf.cast(in_fit, tf.bool)
     # Outside `fit` nobody says where an epoch begins.
     before = tf.where(tf.cast(in_fit, tf.bool), fields["rows"], 0)
-    rows = before + tf.where(group < 0, tf.cast(rows, tf.int32), 0)
+    of_step = tf.where(group < 0, tf.cast(rows, tf.int32), 0)
+    rows = before + of_step
     fields.update(
         steps=fields["steps"] + 1,
         last_group=group,
@@ -253,6 +256,7 @@ def update_record(
         seeded_steps=fields["seeded_steps"] + int(not noise_is_secret),
         rows=rows,
         most_rows=tf.maximum(fields["most_rows"], rows),
+        largest_batch=tf.maximum(fields["largest_batch"], of_step),
         mechanism=tf.where(same, mechanism, SEVERAL),
         loose_steps=fields["loose_steps"] + tf.cast(loose, tf.int32),
     )
@@ -339,7 +343,9 @@ def check_rows(record, sampling):
     Raises:
         SamplingError: If `sampling` is to show each example once per epoch.
     """
-    rows = unpack_record(record)["most_rows"]
+    # Where every step counts as an epoch, `fit` may have called several of them one.
+    of = "largest_batch" if sampling.steps_per_epoch == 1 else "most_rows"
+    rows = unpack_record(record)[of]
     if not sampling.amplified and rows > sampling.num_examples:
         raise SamplingError(
             "Under `ShuffledEpochs` an epoch shows each example once, but one of this run showed "

@@ -105,7 +105,7 @@ def test_command_line():
     output, errors = calibrated.communicate()
     assert calibrated.returncode == 0, errors
     assert "epsilon by the PLD accountant: 1.500\n" in output
-    assert "epsilon = 1.500 and" in squeezed(output)
+    assert "epsilon = 1.500 (PLD accountant) and" in squeezed(output)
     assert "PoissonSampling" in output and "this is DP-SGD" in output
     assert f"steps T                     {PoissonSampling(60_000, 2048).steps(3)}" in output
 

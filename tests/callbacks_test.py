@@ -306,7 +306,7 @@ def tail_dropped():
 @pytest.mark.parametrize(
     "batch_size, fit, echoed",
     [
-        (B, lambda m, **k: m.fit(X, Y, batch_size=B, validation_split=0.2, **k), "takes 5 steps"),
+        (B, lambda m, **k: m.fit(X, Y, batch_size=B, validation_split=0.2, **k), "leaves 48 rows"),
         (B, lambda m, **k: m.fit(X[:50], Y[:50], batch_size=B, **k), "takes 5 steps"),
         (B, lambda m, **k: m.fit(X, Y, batch_size=12, **k), "takes 5 steps"),
         (B, lambda m, **k: m.fit(np.tile(X, (2, 1)), np.tile(Y, (2, 1)), batch_size=B, **k), "12"),

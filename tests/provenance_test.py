@@ -100,6 +100,7 @@ def brute_force(marks):
         "seeded_steps": 0,
         "rows": 0,
         "most_rows": 0,
+        "largest_batch": 0,
         "mechanism": -1,
         "loose_steps": 0,
         "first_seeded_draw": 0,
@@ -182,7 +183,7 @@ def test_rows_are_counted_where_they_are_public():
     for marks, rows in ((0, 8), (1, 5), (0, 7), (2, 9)):
         record = provenance.update_record(record, marks, rows)
     fields = provenance.unpack_record(record)
-    assert fields["rows"] == fields["most_rows"] == 15
+    assert fields["rows"] == fields["most_rows"] == 15 and fields["largest_batch"] == 8
     record = provenance.pack_record(dict(fields, rows=0))
     fields = provenance.unpack_record(provenance.update_record(record, 0, 4))
     assert (fields["rows"], fields["most_rows"]) == (4, 15)

@@ -84,7 +84,7 @@ def test_a_folder_of_images_is_learned_within_the_budget(examples, way, tmp_path
     noise_multiplier = accounting.calibrate_noise_multiplier(
         target_epsilon=8.0, delta=DELTA, sampling=sampling, steps=sampling.steps(EPOCHS)
     )
-    data = sampling.dataset(paths[:N], classes[:N], epochs=EPOCHS)
+    data = sampling.dataset(paths[:N], classes[:N], planned_epochs=EPOCHS)
     data = data.map(decode(augment), num_parallel_calls=2)
     held_out = tf.data.Dataset.from_tensor_slices((paths[N:], classes[N:])).batch(HELD_OUT)
     model = keras.Sequential([

@@ -54,7 +54,7 @@ def run(tmp_path_factory):
     noise_multiplier = accounting.calibrate_noise_multiplier(
         target_epsilon=3.0, delta=DELTA, sampling=sampling, steps=sampling.steps(EPOCHS)
     )
-    data = sampling.dataset(*train, epochs=EPOCHS).map(lambda x, y, w: (space(x), y, w))
+    data = sampling.dataset(*train, planned_epochs=EPOCHS).map(lambda x, y, w: (space(x), y, w))
     model = keras.Sequential([
         keras.Input(data.element_spec[0].shape[1:]),
         keras.layers.Dense(16, activation="relu"),
