@@ -155,9 +155,9 @@ class DiceSumQuery(dp_query.SumAggregationDPQuery):
     ...     for record in records:
     ...         sample = query.accumulate_record(params, sample, tf.constant(record))
     ...     result, state, event = query.get_noised_result(sample, state)
-    ...     print(result.numpy(), event)
-    [1. 0.] GaussianDpEvent(noise_multiplier=0.0)
-    [1.  0.5] GaussianDpEvent(noise_multiplier=0.0)
+    ...     print([round(float(value), 3) for value in result], event)
+    [1.0, 0.0] GaussianDpEvent(noise_multiplier=0.0)
+    [1.0, 0.5] GaussianDpEvent(noise_multiplier=0.0)
 
     Source: Zhang et al., ICLR 2024, Alg. 1 lines 5 to 7, with the residual of each record
     bounded.

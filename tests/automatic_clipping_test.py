@@ -65,13 +65,11 @@ def test_equals_numpy_transcription(arguments, scale):
         automatic=True,
     )
     model.fit(x, y, batch_size=BATCH, shuffle=False, epochs=2, verbose=0)
-    # What clipping allows for rounding, 1e-5 in every step, adds up where errors are kept.
-    close = dict(rtol=5e-5, atol=5e-6 if arguments.get("bound_residuals", True) else 5e-5)
-    np.testing.assert_allclose(flat(model.trainable_variables), expected, **close)
+    np.testing.assert_allclose(flat(model.trainable_variables), expected, rtol=5e-5, atol=5e-6)
     if "error_norm_clip" in arguments:
         assert model.optimizer.errors == []
     else:
-        np.testing.assert_allclose(flat(model.optimizer.errors), errors, **close)
+        np.testing.assert_allclose(flat(model.optimizer.errors), errors, rtol=5e-5, atol=5e-6)
 
 
 norms = st.floats(0, float(np.finfo(np.float32).max), width=32)

@@ -9,8 +9,12 @@ gradient is written out by hand.
 import numpy as np
 
 
+# What norms are raised by for the sake of rounding; docs/privacy.md says so.
+RAISED = 1 + 1e-5
+
+
 def clip(vector, threshold):
-    norm = np.linalg.norm(vector)
+    norm = RAISED * np.linalg.norm(vector)
     return vector if norm <= threshold else vector * (threshold / norm)
 
 
@@ -59,7 +63,7 @@ def adam_rule(learning_rate, beta_1=0.9, beta_2=0.999, epsilon=1e-7):
 
 
 def normalised(vector, stability=0.01):
-    return vector / (np.linalg.norm(vector) + stability)
+    return vector / (RAISED * np.linalg.norm(vector) + stability)
 
 
 def dice_sgd(

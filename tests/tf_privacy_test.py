@@ -93,7 +93,8 @@ def test_without_error_feedback_it_is_the_gaussian_sum_query():
         records = [to_record(v) for v in vectors]
         result, _, event = play_round(ours, records, ours.initial_global_state())
         expected, _, their_event = play_round(theirs, records, theirs.initial_global_state())
-        np.testing.assert_allclose(to_vector(result), to_vector(expected), atol=1e-6)
+        # Which does not allow for rounding when it clips.
+        np.testing.assert_allclose(to_vector(result), to_vector(expected), rtol=2e-5, atol=2e-5)
         assert event.noise_multiplier == float(their_event.noise_multiplier) == 0.0
     event = play_round(tf_privacy.DiceSumQuery(0.7, 1.3, SPECS, error_norm_clip=0), [], ())[2]
     theirs = gaussian_query.GaussianSumQuery(l2_norm_clip=0.7, stddev=1.3 * 0.7)
@@ -171,8 +172,8 @@ def test_the_event_has_the_sensitivity_of_a_record_that_comes_back():
     event = play_round(
         tf_privacy.DiceSumQuery(c1, noise_multiplier, SPECS, error_norm_clip=c2), [], state
     )[2]
-    assert shift == pytest.approx(c1 + c2, rel=1e-5)
-    assert event.noise_multiplier == pytest.approx(noise_multiplier * c1 / shift, rel=1e-5)
+    assert (c1 + c2) * (1 - 2e-5) <= shift <= c1 + c2
+    assert event.noise_multiplier == pytest.approx(noise_multiplier * c1 / shift, rel=2e-5)
 
 
 @needs_tf_privacy
@@ -190,7 +191,8 @@ def test_inside_normalized_and_nested_queries():
         result, state, event = query.get_noised_result(sample, state)
         releases.append(to_vector(result).tolist())
     # Heads 1 and 0.5; residuals min(4 - 1, 2) and 0.
-    assert releases == [[0.25, 0.0, 0.125], [0.75, 0.0, 0.125]]
+    np.testing.assert_allclose(releases, [[0.25, 0.0, 0.125], [0.75, 0.0, 0.125]], rtol=2e-5)
+    assert releases[0][0] <= 0.25 and releases[1][0] <= 0.75
     assert list(event.events) == 2 * [dp_accounting.GaussianDpEvent(0.0)]
 
 
@@ -204,8 +206,8 @@ def test_records_with_gaps_repeated_rows_and_infinities():
     state = query.initial_global_state()
     result, state, _ = play_round(query, [broken, sparse, undefined], state)
     # The norm is that of the summed row, 4, and not of the two rows side by side.
-    assert to_vector(result).tolist() == [0, 0, 0, 1] + [0] * 7
-    assert to_vector(state.errors).tolist() == [0, 0, 0, 3] + [0] * 7
+    np.testing.assert_allclose(to_vector(result), [0, 0, 0, 1] + [0] * 7, rtol=2e-5)
+    np.testing.assert_allclose(to_vector(state.errors), [0, 0, 0, 3] + [0] * 7, rtol=2e-5)
 
 
 @needs_tf_privacy
