@@ -175,11 +175,10 @@ class PrivateUpdate:
         if again is None:
             private.make_counts()
             first = private.first_record
+            first = provenance.initial_record() if first is None else first
             self._sampling_record = self.add_variable(
                 shape=(provenance.RECORD_SIZE,),
-                initializer=keras.initializers.Constant(
-                    provenance.initial_record() if first is None else first
-                ),
+                initializer=keras.initializers.Constant(first),
                 dtype="int32",
                 name="sampling_record",
                 aggregation="only_first_replica",
@@ -289,12 +288,9 @@ class PrivateUpdate:
             for v, i in zip(direction, used, strict=True)
         ]
         record = provenance.update_record(
-            self._sampling_record.value,
-            marks,
-            mechanism.noise_is_secret,
-            provenance.mechanism_name(mechanism),
-            private.in_fit.value > 0,
-        )
+            self._sampling_record.value, marks, mechanism.noise_is_secret,
+            provenance.mechanism_name(mechanism), private.in_fit.value > 0,
+        )  # fmt: skip
         updates = [
             *zip(errors, new_errors, strict=True),
             *((error, tf.zeros(error.shape)) for error in forgotten),

@@ -106,8 +106,8 @@ def _guarantee_text(mechanism, chosen, by_accountant, draws_are_secret):
     relation = events.NEIGHBOURING_RELATIONS[chosen.neighbouring_relation]
     text = (
         f"The model after {chosen.steps} steps is (epsilon, delta)-differentially private with "
-        f"epsilon = {up(chosen.epsilon)} ({chosen.accountant.upper()} accountant) and delta = {delta_up(chosen.delta)}; "
-        "so is the sequence of all models on the way. Two data sets that cannot be told apart: "
+        f"epsilon = {up(chosen.epsilon)} ({chosen.accountant.upper()} accountant) and delta = "
+        f"{delta_up(chosen.delta)}; so is the sequence of all models on the way. Two data sets that cannot be told apart: "
         f"{relation} ({chosen.neighbouring_relation})."
     )
     notes = [_wrap(text)]
