@@ -186,11 +186,10 @@ class PrivateUpdate:
         if again is None:
             private.make_counts()
             first = private.first_record
+            first = provenance.initial_record() if first is None else first
             self._sampling_record = self.add_variable(
                 shape=(provenance.RECORD_SIZE,),
-                initializer=keras.initializers.Constant(
-                    provenance.initial_record() if first is None else first
-                ),
+                initializer=keras.initializers.Constant(first),
                 dtype="int32",
                 name="sampling_record",
                 aggregation="only_first_replica",

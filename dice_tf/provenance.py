@@ -114,8 +114,8 @@ def check_layout(record):
             "The optimizer in this file was saved by another version of dice_tf, whose record of "
             "the sampling has other fields, so its epsilon cannot be continued. Received: a record "
             f"of shape {np.shape(record)}, not ({RECORD_SIZE},). Load the model with "
-            "`keras.models.load_model(path, compile=False)`, and compose its training with the next "
-            "by `accounting.compose_epsilon`."
+            "`keras.models.load_model(path, compile=False)`, and compose its training with the "
+            "next by `accounting.compose_epsilon`."
         )
 
 

@@ -133,8 +133,8 @@ class Sampling:
         if not self._state.move_to(entropy, assignment, *place):
             self.start_whole_pass()
             warnings.warn(
-                f"This sampling object has made the draws from step {position} on before, and makes "
-                "none twice, because another model may have used them. Training goes on with "
+                f"This sampling object has made the draws from step {position} on before, and "
+                "makes none twice, because another model may have used them. Training goes on with "
                 "fresh draws: as private, but not bit for bit as the file has it. For that, load "
                 f"the file with a new object. Received: {self!r} at step {self.position}.",
                 stacklevel=3,

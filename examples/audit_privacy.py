@@ -136,7 +136,8 @@ def audit_fit(method, epsilon, num_canaries, num_guesses, seed=None):
             noise_seed=seed,
         )
         # A canary of weight 0 has no gradient: it is left out.
-        data = sampling.dataset(x, y, sample_weight=included.astype(np.float32), planned_epochs=EPOCHS)
+        weights = included.astype(np.float32)
+        data = sampling.dataset(x, y, sample_weight=weights, planned_epochs=EPOCHS)
         model.fit(data, epochs=EPOCHS, callbacks=[callback], verbose=0)
         return canaries.canary_scores(model, x, y)
 

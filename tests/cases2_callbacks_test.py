@@ -26,9 +26,7 @@ Y = RANDOM.normal(size=(N, 1)).astype("float32")
 
 
 def make(units=1):
-    model = keras.Sequential(
-        [keras.Input((3,)), keras.layers.Dense(units), keras.layers.Dense(1)]
-    )
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(units), keras.layers.Dense(1)])
     optimizer = dice_tf.DiceSGDOptimizer(
         0.1, l2_norm_clip=1.0, noise_multiplier=5.0, expected_batch_size=B
     )

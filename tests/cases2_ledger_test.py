@@ -51,9 +51,7 @@ def fit(model, sampling, epochs=1, **arguments):
 
 
 def planned(model, sampling, steps, accountant="rdp"):
-    return accounting.compute_epsilon(
-        model.optimizer.mechanism, sampling, steps, DELTA, accountant
-    )
+    return accounting.compute_epsilon(model.optimizer.mechanism, sampling, steps, DELTA, accountant)
 
 
 def record(model):
@@ -165,9 +163,7 @@ def test_d2_all_that_enters_epsilon_has_another_name(part):
 
 
 def test_the_epsilon_of_several_runs_is_that_of_their_composition():
-    mechanism = dice_tf.DiceMechanism(
-        l2_norm_clip=1.0, noise_multiplier=4.0, expected_batch_size=B
-    )
+    mechanism = dice_tf.DiceMechanism(l2_norm_clip=1.0, noise_multiplier=4.0, expected_batch_size=B)
     poisson, cyclic = dice_tf.PoissonSampling(N, B), dice_tf.CyclicPoissonSampling(N, B)
     shuffled = dice_tf.ShuffledEpochs(N, B)
     for run in [(mechanism, poisson, 8), (mechanism, cyclic, 9), (mechanism, shuffled, 16)]:

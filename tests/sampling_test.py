@@ -20,7 +20,7 @@ NUMBERS = np.arange(50)
 
 def indices(sampling, epochs=1):
     """Row numbers that are drawn, step by step, by going through a data set `epochs` times."""
-    data = sampling.dataset(np.arange(sampling.num_examples), epochs=epochs).repeat(epochs)
+    data = sampling.dataset(np.arange(sampling.num_examples), planned_epochs=epochs).repeat(epochs)
     return [x[w > 0] for x, _, w in data.map(lambda x, _, w: (x, 0, w)).as_numpy_iterator()]
 
 
@@ -108,7 +108,7 @@ def test_equal_parameters_make_equal_objects():
         (lambda: PoissonSampling(100, 10, seed="a"), ["seed='a'"]),
         (lambda: PoissonSampling(100, 10).rounds(-1), ["steps=-1"]),
         (lambda: PoissonSampling(100, 10).steps(1.5), ["epochs=1.5"]),
-        (lambda: PoissonSampling(9, 3).dataset(np.ones(9), epochs=0), ["epochs=0"]),
+        (lambda: PoissonSampling(9, 3).dataset(np.ones(9), planned_epochs=0), ["epochs=0"]),
     ],
 )
 def test_contradictory_parameters_are_refused(make, echoed):
@@ -247,7 +247,7 @@ def test_interleaved_iterators_do_not_disturb_each_other(kind):
 def test_a_draw_is_never_cut_and_sizes_are_few():
     # Padded for one epoch of 10 steps, iterated 100 times: some draws need the second size.
     sampling = PoissonSampling(4000, 400, seed=2)
-    data = sampling.dataset(np.arange(4000), epochs=1)
+    data = sampling.dataset(np.arange(4000), planned_epochs=1)
     drawn, sizes = [], collections.Counter()
     for _ in range(100):
         for x, _, w in data:

@@ -113,7 +113,8 @@ def check_run(mechanism, sampling, steps):
 
     Raises:
         AccountingError: If a type is wrong, `steps` is not a whole number that is at
-            least 0, or is the counter of an optimizer, or the mechanism divides by another batch size than is drawn.
+            least 0, or is the counter of an optimizer, or the mechanism divides by another
+            batch size than is drawn.
     """
     if not isinstance(mechanism, DiceMechanism):
         raise AccountingError(
