@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from dice_tf.errors import GradientEngineError
-from dice_tf.per_example import random_replay, rules
+from dice_tf.per_example import random_replay, rematerialization, rules
 from dice_tf.per_example.overrides import overridden
 
 _current = threading.local()
@@ -288,7 +288,7 @@ def _layers_with(model, trainable):
 
 def _hooks(model, layers):
     """Replacements that report layer calls to the recorder of the calling thread."""
-    replacements = random_replay.interceptions()
+    replacements = [*random_replay.interceptions(), *rematerialization.interceptions()]
     for layer in model._flatten_layers():
         if getattr(layer, "_remat_mode", None):
             # Rematerialised calls run again in the backward pass, out of our sight.
