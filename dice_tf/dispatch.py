@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from dice_tf import (
-    data_sources,
+    class_weights,
     distribution,
     fit_data,
     multi_worker,
@@ -115,12 +115,15 @@ def _fit(stock_fit):
         if samplings:
             # Otherwise Keras warns that it will not shuffle, as if something were amiss.
             given.setdefault("shuffle", False)
-            if given.get("class_weight"):
-                given["x"] = data_sources.with_class_weights(
-                    given["x"], given.pop("class_weight")
-                )
+        if given.get("class_weight") is not None:
+            given["x"] = class_weights.with_class_weights(
+                given["x"], given.get("y"), given["class_weight"], bool(samplings)
+            )
+            if samplings:
+                del given["class_weight"]
         with sampling_passes.warn_of_other_trainings(self), fit_data.typed_errors():
-            return stock_fit(**given)
+            with class_weights.typed_errors():
+                return stock_fit(**given)
 
     return fit
 

@@ -39,6 +39,9 @@ def both(model, together, alone, few, one, whole):
             raise error
         _refuse_dependence(model, "one of them alone", error, whole)
     if _attempt(lambda: _losses(model, *few))[1] is None:
+        # An engine may run every example as a batch of its own.
+        if _attempt(lambda: _losses(model, *one))[1] is not None:
+            _refuse_dependence(model, "one of them alone", error, whole)
         raise GradientEngineError(
             f"The gradient engine cannot compute model '{model.name}', which Keras can. Set "
             "gradient_engine='vectorized', or 'layerwise' if it is that already. Received: "

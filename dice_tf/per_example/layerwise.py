@@ -57,7 +57,7 @@ def weighted_gradient_sums(model, x, y, sample_weight, clip_weights):
     x = tf.nest.map_structure(_with_unknown_batch, x)
     marker = tf.nest.flatten(x)[0].shape[0]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
-        with Recorder(model, tape, marker) as recorder:
+        with Recorder(model, tape, marker, x) as recorder:
             y_pred = call_in_training(model, x)
             losses = per_example_losses(model, x, y, y_pred, sample_weight)
         total = tf.reduce_sum(losses)

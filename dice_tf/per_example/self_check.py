@@ -14,13 +14,14 @@ import functools
 import warnings
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from dice_tf.errors import GradientEngineError, UncheckedGradientsWarning
 from dice_tf.per_example import failures, rounding
 from dice_tf.per_example.different_examples import groups_of_different_examples, keys, map_leaves
-from dice_tf.per_example.loss import call_in_training, per_example_losses
+from dice_tf.per_example.loss import call_in_training, compiled_loss, per_example_losses
 from dice_tf.per_example.overrides import overridden
 from dice_tf.per_example.silenced_draws import silenced, silencers
 
@@ -133,6 +134,36 @@ def warn_unchecked(model, batches):
         UncheckedGradientsWarning,
         stacklevel=3,
     )
+
+
+def warn_switched_off(model):
+    """Warns of what nobody looks at when the check is switched off.
+
+    Args:
+        model: A compiled Keras model.
+    """
+    names = [
+        f"layer '{layer.name}' ({type(layer).__name__})"
+        for layer in model._flatten_layers()
+        if not _is_of_keras(layer) or isinstance(layer, keras.layers.Lambda)
+    ]
+    names += [
+        f"loss '{getattr(loss, 'name', getattr(loss, '__name__', loss))}'"
+        for loss in keras.tree.flatten(compiled_loss(model)._user_loss)
+        if callable(loss) and not _is_of_keras(loss)
+    ]
+    warnings.warn(
+        f"self_check=False: nobody checks that examples of model '{model.name}' keep apart, in "
+        f"{', '.join(names) or 'its layers and losses'}. If one sees the others there, epsilon is "
+        "void. `dice_tf.check_gradients(model, batch)` checks once.",
+        UncheckedGradientsWarning,
+        stacklevel=2,
+    )
+
+
+def _is_of_keras(thing):
+    module = getattr(thing, "__module__", None) or type(thing).__module__
+    return module.split(".")[0] in ("keras", "keras_hub")
 
 
 def _warn_not_compared(model, reason):
