@@ -76,6 +76,7 @@ CONTENTS = {
     "Learn": ["differential_privacy", "Error feedback in five minutes <error_feedback>"],
     "Do": [
         "user_guide",
+        "Recipes <recipes>",
         "Migrating <migrating>",
         "Saving and resuming <saving>",
         "Several devices <scaling>",

@@ -59,9 +59,7 @@ def test_e1_a_mobilenet_that_was_refused_is_accepted(monkeypatch):
     """With GroupNormalization in place of BatchNormalization, where ReLU6 has kinks."""
     weighed = []
     weigh = self_check._refuse_beyond_rounding
-    monkeypatch.setattr(
-        self_check, "_refuse_beyond_rounding", lambda *a: weighed.append(weigh(*a))
-    )
+    monkeypatch.setattr(self_check, "_refuse_beyond_rounding", lambda *a: weighed.append(weigh(*a)))
     keras.utils.set_random_seed(2)
     stock = keras.applications.MobileNetV2((64, 64, 3), weights=None, classes=5,
                                            classifier_activation=None)  # fmt: skip

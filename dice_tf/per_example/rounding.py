@@ -51,7 +51,10 @@ def perturbed_gradient(model, x, y):
             return tf.where(keep, tensor, tensor * tf.cast(1.0 + noise, tensor.dtype))
 
         values = [perturb(tf.convert_to_tensor(v.value)) for v in variables]
-        state = [*zip(variables, values), *((v, perturb(tf.convert_to_tensor(v.value))) for v in others)]
+        state = [
+            *zip(variables, values),
+            *((v, perturb(tf.convert_to_tensor(v.value))) for v in others),
+        ]
         x = tf.nest.map_structure(lambda t: t if t is None else perturb(t), x)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values)

@@ -62,7 +62,9 @@ class _Comparison(NamedTuple):
         group = list(self.group)
         if exchanged is not None:
             # Its neighbour, if the spare is at this place already.
-            group[exchanged] = self.spare if self.spare != group[exchanged] else group[exchanged - 1]
+            group[exchanged] = (
+                self.spare if self.spare != group[exchanged] else group[exchanged - 1]
+            )
         norms, total = self.together(*self.rows(group), tf.constant(weights, tf.float32))
         return norms.numpy(), total
 
@@ -104,10 +106,12 @@ def check_against_single_examples(model, engine, x, y, sample_weight=None, jit_c
     with overridden(silencers()), silenced() as draws:
         traced = _trace(model, engine, rows(range(count)), rows([0]), whole, jit_compile)
     if draws.loud:
-        _warn_not_compared(
-            model,
-            f"a layer draws with keras.random.{draws.loud}, whose draws cannot be made the same "
-            "for one example and for several",
+        warnings.warn(
+            f"The gradients of model '{model.name}' were not compared with those of single "
+            f"examples: a layer draws with keras.random.{draws.loud}, whose draws cannot be made "
+            "the same for one example and for several. Make sure that it does not mix examples.",
+            UncheckedGradientsWarning,
+            stacklevel=2,
         )
         return True
     for n in range(len(groups)):
@@ -164,15 +168,6 @@ def warn_switched_off(model):
 def _is_of_keras(thing):
     module = getattr(thing, "__module__", None) or type(thing).__module__
     return module.split(".")[0] in ("keras", "keras_hub")
-
-
-def _warn_not_compared(model, reason):
-    warnings.warn(
-        f"The gradients of model '{model.name}' were not compared with those of single examples: "
-        f"{reason}. Make sure that it does not mix examples.",
-        UncheckedGradientsWarning,
-        stacklevel=3,
-    )
 
 
 def _trace(model, engine, few, one, whole, jit_compile):

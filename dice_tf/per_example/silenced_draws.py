@@ -31,6 +31,7 @@ class silenced:
 
 def silencers():
     """Returns replacements of `keras.random`'s functions for `overridden`."""
+
     def silencer(name):
         def make(function):
             signature = inspect.signature(function)
