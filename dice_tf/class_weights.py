@@ -37,8 +37,8 @@ def with_class_weights(x, y, class_weight, is_sampled):
         SamplingError: If `class_weight` is no such dict, or targets are not of one class each:
             several outputs, several labels per example, numbers that are no classes.
     """
-    valid = isinstance(class_weight, dict) and class_weight
-    if not valid or not all(_is_class(c) and _is_weight(w) for c, w in class_weight.items()):
+    pairs = class_weight.items() if isinstance(class_weight, dict) else [(None, None)]
+    if not all(_is_class(c) and _is_weight(w) for c, w in pairs):
         raise SamplingError(
             "Argument `class_weight` must be a dict from classes to weights that are at least 0. "
             f"Received: class_weight={class_weight!r}."
@@ -74,7 +74,7 @@ def typed_errors():
 
 
 def _is_class(value):
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return isinstance(value, (int, float, np.number)) and float(value).is_integer()
 
 
 def _is_weight(value):
@@ -106,7 +106,7 @@ def _is_rows(targets):
 
 
 def _weights(classes, class_weight):
-    keys = tf.constant(list(class_weight), tf.int64)
+    keys = tf.constant(list(map(int, class_weight)), tf.int64)
     matches = classes[:, None] == keys
     weights = tf.where(matches, tf.constant(list(map(float, class_weight.values()))), 0.0)
     return tf.where(tf.reduce_any(matches, 1), tf.reduce_sum(weights, 1), 1.0)

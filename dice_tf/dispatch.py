@@ -115,7 +115,7 @@ def _fit(stock_fit):
         if samplings:
             # Otherwise Keras warns that it will not shuffle, as if something were amiss.
             given.setdefault("shuffle", False)
-        if given.get("class_weight") is not None:
+        if given.get("class_weight"):
             given["x"] = class_weights.with_class_weights(
                 given["x"], given.get("y"), given["class_weight"], bool(samplings)
             )

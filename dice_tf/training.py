@@ -30,6 +30,9 @@ from dice_tf.per_example import chunks, layerwise, loss, self_check, vectorized
 # Keras model -> what was checked of it, which holds while `_still_holds`.
 _checked = weakref.WeakKeyDictionary()
 
+# Models whose `train_step` takes private steps of others only.
+_steps_of_others = weakref.WeakSet()
+
 # A gradient of 0 in so many batches is no accident of the first.
 _MOST_BATCHES_TRIED = 20
 
@@ -119,6 +122,8 @@ def check_gradients(model, data):
 def needs_comparison(model):
     """Whether a compiled model's gradients are still to be compared, and it is asked for."""
     checks = _checked.get(model)
+    if model in _steps_of_others:
+        return False
     return model.optimizer.self_check and (checks is None or not checks.compared)
 
 
@@ -130,6 +135,8 @@ def compare_gradients(model, data):
         data: A batch as `fit` gets it. All workers must make this call.
     """
     stepping, received = _received(model, data)
+    if stepping is not model:
+        _steps_of_others.add(model)
     _compare_until_settled(stepping, _compare(stepping, received))
 
 

@@ -236,6 +236,24 @@ def test_b8_a_train_step_of_its_own_is_named_first(model, named):
         model.fit(X, batch_size=8, verbose=0)
 
 
+class TrainsAnother(Reconstructs):
+    def train_step(self, data):
+        return dice_tf.private_train_step(self.inner, data)
+
+
+def test_b8_a_train_step_may_step_another_model():
+    mixing = SubtractsFromBatchMean(0.5)
+    for layers, steps in [((), 2), ((mixing,), 0)]:
+        outer = compiled(TrainsAnother(), "mse")
+        outer.inner = compiled(keras.Sequential([keras.Input((6,)), *layers, LAYERS.Dense(3)]))
+        if layers:
+            with pytest.raises(GradientEngineError, match="depend on the other examples"):
+                outer.fit(X, Y, batch_size=8, verbose=0)
+        else:
+            outer.fit(X, Y, batch_size=8, verbose=0)
+        assert int(outer.inner.optimizer.iterations) == steps
+
+
 class Concatenates(Reconstructs):
     """A discriminator whose `train_step` puts fake rows below the real ones."""
 

@@ -43,7 +43,8 @@ def test_gradients_are_those_of_the_sequences_without_padding(names):
             score = call_in_training(inner, tf.constant(sequence[None], tf.int32))
             loss = keras.losses.binary_crossentropy(target[None], score, from_logits=True)
         values = [v.value for v in model.trainable_variables]
-        norms.append(tf.linalg.global_norm(map(tf.convert_to_tensor, tape.gradient(loss, values))))
+        gradients = [tf.convert_to_tensor(g) for g in tape.gradient(loss, values)]
+        norms.append(tf.linalg.global_norm(gradients))
     clip = lambda found: (tf.ones_like(found), None)
     sums = layerwise.weighted_gradient_sums(model, tf.constant(x), tf.constant(y), None, clip)
     np.testing.assert_allclose(sums.norms, norms, rtol=1e-4)

@@ -294,7 +294,7 @@ def _refuse(model, norms, when, others):
         f"The gradients of {len(norms)} examples of model '{model.name}' depend on the other "
         f"examples of their batch: norms in the batch {norms.tolist()}, {when} {others.tolist()}. A "
         "layer or a loss mixes examples (look for reductions over axis 0; one that has nothing to "
-        "reduce for a single example, such as a range, gives nan or inf alone), or a rule "
+        "reduce for a single example gives nan or inf alone), or a rule "
         "registered for a layer is wrong."
     )
 
