@@ -5,7 +5,6 @@
 import collections.abc
 
 import keras
-from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
 import numpy as np
 import tensorflow as tf
 
@@ -48,34 +47,6 @@ def row_fetcher(x, y, num_examples):
         return rows if pairs else (rows, fetch_y(indices))
 
     return fetch
-
-
-def with_class_weights(batches, class_weight):
-    """Returns the batches of a sampler, each row weighted by its class as well.
-
-    Keras refuses `class_weight` next to sample weights, which every batch of a sampler has.
-
-    Args:
-        batches: Data set of `(x, y, sample_weight)`.
-        class_weight: Dict from class to a weight that is at least 0, as in `fit`.
-
-    Raises:
-        SamplingError: If it is no such dict.
-    """
-    if not isinstance(class_weight, dict) or any(w < 0 for w in class_weight.values()):
-        raise SamplingError(
-            "Argument `class_weight` must be a dict from classes to weights that are at least 0. "
-            f"Received: class_weight={class_weight!r}."
-        )
-    weigh = make_class_weight_map_fn(class_weight)
-
-    def weighted(x, y, sample_weight):
-        of_class = weigh(x, y)[2]
-        # A zero keeps its sign, which carries the provenance mark.
-        product = lambda w: w * tf.cast(of_class, w.dtype)
-        return x, y, tf.nest.map_structure(product, sample_weight)
-
-    return batches.map(weighted)
 
 
 def row_weights(sample_weight, num_examples):

@@ -22,8 +22,8 @@ import tensorflow as tf
 
 from dice_tf import (
     admission,
+    class_weights,
     data_dependent_callbacks,
-    data_sources,
     dense,
     distribution,
     fit_data,
@@ -133,15 +133,18 @@ def _fit(stock_fit):
         if samplings:
             # Otherwise Keras warns that it will not shuffle, as if something were amiss.
             given.setdefault("shuffle", False)
-            if given.get("class_weight"):
-                given["x"] = data_sources.with_class_weights(
-                    given["x"], given.pop("class_weight")
-                )
+        if given.get("class_weight"):
+            given["x"] = class_weights.with_class_weights(
+                given["x"], given.get("y"), given["class_weight"], bool(samplings)
+            )
+            if samplings:
+                del given["class_weight"]
         with (
             sampling_passes.warn_of_other_trainings(self),
             sampling_passes.warn_of_unaccounted_steps(self, budgets),
             self.optimizer._private.steps_of_fit(),
             fit_data.typed_errors(),
+            class_weights.typed_errors(),
         ):
             return stock_fit(**given)
 

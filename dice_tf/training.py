@@ -19,6 +19,7 @@ from dice_tf import (
     distribution,
     metrics,
     multi_worker,
+    own_train_steps,
     precision,
     provenance,
     rebuilding,
@@ -31,6 +32,9 @@ from dice_tf.per_example import chunks, layerwise, loss, self_check, vectorized
 
 # Keras model -> what was checked of it, which holds while `_still_holds`.
 _checked = weakref.WeakKeyDictionary()
+
+# Models whose `train_step` takes private steps of others only.
+_steps_of_others = weakref.WeakSet()
 
 # A gradient of 0 in so many batches is no accident of the first.
 _MOST_BATCHES_TRIED = 20
@@ -65,12 +69,15 @@ def private_train_step(model: keras.Model, data: Any) -> dict[str, Any]:
     Source: Zhang et al., ICLR 2024, Alg. 1, one iteration.
     """
     optimizer = _private_optimizer(model)
+    own_train_steps.note(model, data)
     distribution.check_replicas(model, data)
     x, y, sample_weight = _unpack(model, data)
     precision.check_float32_products()
     _prepare(model, optimizer, x, y, sample_weight)
-    if tf.executing_eagerly() and not tf.distribute.has_strategy() and needs_comparison(model):
-        compare_gradients(model, data)
+    if tf.executing_eagerly() and not tf.distribute.has_strategy():
+        own_train_steps.check_first_marks(model, sample_weight)
+        if needs_comparison(model):
+            _compare_until_settled(model, _compare(model, data))
     sums = _gradient_sums(model, optimizer, x, y, sample_weight)
     if all(head is None for head in sums.head):
         raise ModelError(f"The loss of model '{model.name}' depends on no trainable variable.")
@@ -111,13 +118,15 @@ def check_gradients(model: keras.Model, data: Any) -> None:
     """
     _private_optimizer(model)
     multi_worker.check_workers_agree(model)
-    if not _compare(model, data):
+    if not _compare(*_received(model, data)):
         self_check.warn_unchecked(model, batches=1)
 
 
 def needs_comparison(model):
     """Whether a compiled model's gradients are still to be compared, and it is asked for."""
     checks = _checked.get(model)
+    if model in _steps_of_others:
+        return False
     return model.optimizer.self_check and (checks is None or not checks.compared)
 
 
@@ -128,9 +137,16 @@ def compare_gradients(model, data):
         model: A Keras model compiled with a private optimizer and a loss.
         data: A batch as `fit` gets it. All workers must make this call.
     """
-    if _compare(model, data):
+    stepping, received = _received(model, data)
+    if stepping is not model:
+        _steps_of_others.add(model)
+    _compare_until_settled(stepping, _compare(stepping, received))
+
+
+def _compare_until_settled(model, settled):
+    checks = _checked.get(model)
+    if settled or checks is None:
         return
-    checks = _checked[model]
     checks.batches_tried += 1
     if checks.batches_tried == _MOST_BATCHES_TRIED:
         self_check.warn_unchecked(model, checks.batches_tried)
@@ -141,6 +157,14 @@ def forget_outdated_checks(model):
     """Makes a model be checked anew if its loss, layers, variables or engine are others."""
     if model in _checked and not _still_holds(_checked[model], model):
         del _checked[model]
+
+
+def _received(model, data):
+    """Returns the model and the batch of the private step that `fit` takes for a batch."""
+    strategy = model.distribute_strategy
+    with strategy.scope():
+        share = distribution.share_of_first_replica(strategy, data)
+        return own_train_steps.received(model, share)
 
 
 def _compare(model, data):
@@ -242,6 +266,8 @@ def _prepare(model, optimizer, x, y, sample_weight):
             batches_tried=0,
             with_gradients=None,
         )
+        if not optimizer.self_check:
+            self_check.warn_switched_off(model)
     if not rebuilding.knows(optimizer, model.trainable_variables):
         with tf.init_scope():
             optimizer.build(model.trainable_variables)

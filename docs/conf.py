@@ -77,6 +77,7 @@ CONTENTS = {
     "Do": [
         "user_guide",
         "your_data_on_disk",
+        "Recipes <recipes>",
         "Migrating <migrating>",
         "Saving and resuming <saving>",
         "Several devices <scaling>",

@@ -21,7 +21,7 @@ REASONS = [
     ("optimizer_arguments.py", "_REFUSED_KERAS_ARGUMENTS", 5),
     ("optimizers.py", "_WRAPPERS", 2),
     ("optimizers.py", "_refusal", 4),
-    ("per_example/recording.py", "_refusal", 4),
+    ("per_example/recording.py", "_refusal", 5),
     ("per_example/recording.py", "finished_calls", 2),
     ("accounting/loss_distribution.py", "loss_distribution_curve", 3),
 ]

@@ -17,6 +17,7 @@ from dice_tf.per_example import local_gradients
 from dice_tf.per_example.contributions import OuterProduct
 from dice_tf.per_example.gradient_sums import GradientSums
 from dice_tf.per_example.loss import call_in_training, per_example_losses
+from dice_tf.per_example.lost_gradients import refuse_lost
 from dice_tf.per_example.merging import merged
 from dice_tf.per_example.recording import Recorder
 from dice_tf.per_example.residual_rows import residual_rows
@@ -43,7 +44,7 @@ def weighted_gradient_sums(model, x, y, sample_weight, clip_weights):
 
     Raises:
         GradientEngineError: If a trainable weight is used where no layer call accounts
-            for it, a layer is called without the batch axis at the top of the model, or
+            for it, or none is seen, a layer is called without the batch axis at the top of the model, or
             a layer cannot be recomputed for one example.
         LossError: If the loss has no value per example.
 
@@ -58,7 +59,7 @@ def weighted_gradient_sums(model, x, y, sample_weight, clip_weights):
     x = tf.nest.map_structure(_with_unknown_batch, x)
     marker = tf.nest.flatten(x)[0].shape[0]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
-        with Recorder(model, tape, marker) as recorder:
+        with Recorder(model, tape, marker, x) as recorder:
             y_pred = call_in_training(model, x)
             losses = per_example_losses(model, x, y, y_pred, sample_weight)
         total = tf.reduce_sum(losses)
@@ -66,6 +67,7 @@ def weighted_gradient_sums(model, x, y, sample_weight, clip_weights):
     _pull_back(tape, total, calls)
     calls = [call for call in calls if call.cotangents is not None]
     contributions = _by_variable(calls, marker)
+    refuse_lost(model, x, y, found=set(contributions))
     squares, parts = [tf.zeros([batch])], {}
     with tf.control_dependencies(_batch_axis_checks(calls, batch)):
         for key, (_, listed) in contributions.items():

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 from dice_tf.errors import GradientEngineError
-from dice_tf.per_example import random_replay
+from dice_tf.per_example import random_replay, rematerialization
 from dice_tf.per_example.contributions import PerExample
 from dice_tf.per_example.overrides import overridden
 
@@ -123,7 +123,7 @@ def _refuse_fresh_randomness(operations, path):
 def _recomputation_overrides(layer):
     """Makes RNNs run in a form that `tf.vectorized_map` (and XLA) can convert."""
     xla = control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
-    overrides = random_replay.interceptions()
+    overrides = [*random_replay.interceptions(), *rematerialization.interceptions()]
     for inner in layer._flatten_layers():
         if not isinstance(inner, keras.layers.RNN):
             continue

@@ -263,6 +263,9 @@ def _reduce_entries(values, sample_weight, mask, *, sums):
     if sample_weight is not None:
         values = values * _align(tf.cast(sample_weight, tf.float32), values)
     if mask is not None:
+        # A loss of whole sequences, such as CTC, has one entry: hidden if all steps are.
+        steps = list(range(max(1, values.shape.rank), mask.shape.rank))
+        mask = tf.reduce_any(tf.cast(mask, tf.bool), steps) if steps else mask
         mask = _align(tf.cast(mask, tf.float32), values) * tf.ones_like(values)
         # where, not multiplication: a hidden entry may be infinite.
         values = tf.where(mask > 0, values, tf.zeros_like(values))

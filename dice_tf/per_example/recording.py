@@ -18,7 +18,8 @@ import keras
 import tensorflow as tf
 
 from dice_tf.errors import GradientEngineError
-from dice_tf.per_example import random_replay, rules
+from dice_tf.per_example import random_replay, rematerialization, rules
+from dice_tf.per_example.folded_axes import folded_layers
 from dice_tf.per_example.overrides import overridden
 
 _current = threading.local()
@@ -83,11 +84,12 @@ class Recorder:
         tape: Gradient tape that is recording; it will watch the recorded outputs.
         batch: Static size of the leading axis that marks a batch of examples; `None` if
             the batch axis, and only that, has unknown size.
+        x: Inputs of the batch.
     """
 
-    def __init__(self, model, tape, batch):
+    def __init__(self, model, tape, batch, x):
         self.calls = []
-        self._model, self._tape, self._batch = model, tape, batch
+        self._model, self._tape, self._batch, self._x = model, tape, batch, x
         self._trainable = {id(v._value): v for v in model.trainable_variables}
         self._draws = random_replay.RecordedDraws()
         self._frames = []
@@ -97,6 +99,9 @@ class Recorder:
 
     def __enter__(self):
         layers = _layers_with(self._model, self._trainable)
+        # Where the batch axis is known by its size, shapes tell.
+        unknown = self._batch is None
+        self._folded = _folded(self._model, self._x, layers) if unknown else frozenset()
         self._owned = {id(layer): {id(v._value) for v in layer.variables} for layer in layers}
         with contextlib.ExitStack() as stack:
             stack.enter_context(overridden(_hooks(self._model, layers)))
@@ -127,9 +132,9 @@ class Recorder:
             reason = self._reasons.get(key, "it is read outside the layer that owns it")
             raise GradientEngineError(
                 f"Weight '{variable.path}' has no per-example gradient: {reason}. Move the "
-                "computation into a layer whose inputs and outputs have the batch axis first "
-                "(it is then handled as one unit), use ReversibleEmbedding for tied embeddings, "
-                "or set gradient_engine='vectorized'."
+                "computation into a layer whose inputs and outputs have the batch axis first, use "
+                "TimeDistributed for frames and ReversibleEmbedding for tied embeddings, or set "
+                "gradient_engine='vectorized'."
             )
         return [call for call in self.calls if call.variables]
 
@@ -213,6 +218,8 @@ class Recorder:
             return f"{name} is called inside a loop, a branch or a tf.function of its own"
         if isinstance(layer, _READS_WITHOUT_GRADIENT):
             return f"{name} changes the weight in every call"
+        if layer in self._folded:
+            return f"{name} is called with other items folded into the batch axis"
         inputs = [t for t in tf.nest.flatten((args, kwargs)) if tf.is_tensor(t)]
         floats = [t for t in keras.tree.flatten(outputs) if _is_float(t)]
         if frame.rule and frame.rule.before_activation and len(frame.before_activation) != 1:
@@ -286,9 +293,18 @@ def _layers_with(model, trainable):
     return found
 
 
+def _folded(model, x, layers):
+    @contextlib.contextmanager
+    def probing(probe):
+        with overridden(_hooks(model, layers)), _recording(probe):
+            yield
+
+    return folded_layers(model, x, layers, probing)
+
+
 def _hooks(model, layers):
     """Replacements that report layer calls to the recorder of the calling thread."""
-    replacements = random_replay.interceptions()
+    replacements = [*random_replay.interceptions(), *rematerialization.interceptions()]
     for layer in model._flatten_layers():
         if getattr(layer, "_remat_mode", None):
             # Rematerialised calls run again in the backward pass, out of our sight.

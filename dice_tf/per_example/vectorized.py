@@ -13,7 +13,10 @@ import tensorflow as tf
 from dice_tf import rounding
 from dice_tf.errors import GradientEngineError
 from dice_tf.per_example.gradient_sums import GradientSums
+from dice_tf.per_example import rematerialization
 from dice_tf.per_example.loss import call_in_training, per_example_losses
+from dice_tf.per_example.lost_gradients import refuse_lost
+from dice_tf.per_example.overrides import overridden
 
 
 def weighted_gradient_sums(model, x, y, sample_weight, clip_weights, microbatch_size=1):
@@ -37,7 +40,8 @@ def weighted_gradient_sums(model, x, y, sample_weight, clip_weights, microbatch_
 
     Raises:
         GradientEngineError: If `tf.vectorized_map` cannot convert an operation of the
-            model, or is known to be unsafe for it.
+            model, or is known to be unsafe for it, or if a weight that the loss depends on
+            has no gradient.
 
     Source: Zhang et al., ICLR 2024, Alg. 1 line 5; microbatches as in McMahan et al.,
     2018 (arXiv 1812.06210).
@@ -48,6 +52,7 @@ def weighted_gradient_sums(model, x, y, sample_weight, clip_weights, microbatch_
     batch = tf.shape(tf.nest.flatten(x)[0])[0]
     if sample_weight is None:
         sample_weight = tf.ones([batch])
+    whole = x, y
     units, (x, y, sample_weight) = _group((x, y, sample_weight), batch, microbatch_size)
     values = [tf.convert_to_tensor(v.value) for v in variables]
     connected = []
@@ -65,6 +70,7 @@ def weighted_gradient_sums(model, x, y, sample_weight, clip_weights, microbatch_
         gradients = tape.gradient(loss, values)
         connected[:] = [g is not None for g in gradients]
         if not any(connected):
+            refuse_lost(model, *whole, found=set())
             raise GradientEngineError(
                 f"The loss of model '{model.name}' depends on none of its trainable variables."
             )
@@ -78,13 +84,14 @@ def weighted_gradient_sums(model, x, y, sample_weight, clip_weights, microbatch_
 
     inputs = ((x, y, sample_weight), [_seeds_of_units(state, units) for state in seed_states])
     try:
-        gradients, losses, outputs = tf.vectorized_map(
-            gradient_of_unit,
-            inputs,
-            # Only random draws with a seed per unit need the loop; every other operation
-            # that cannot be vectorized would be slow beyond use, so it is refused.
-            fallback_to_while_loop=bool(seed_states),
-        )
+        with overridden(rematerialization.interceptions()):
+            gradients, losses, outputs = tf.vectorized_map(
+                gradient_of_unit,
+                inputs,
+                # Only random draws with a seed per unit need the loop; every other operation
+                # that cannot be vectorized would be slow beyond use, so it is refused.
+                fallback_to_while_loop=bool(seed_states),
+            )
     except (ValueError, NotImplementedError) as error:
         if "No pfor vectorization" not in str(error) and "pfor" not in str(error):
             raise
@@ -93,6 +100,9 @@ def weighted_gradient_sums(model, x, y, sample_weight, clip_weights, microbatch_
             "gradient_engine='vectorized' cannot be used for it. Use "
             f"gradient_engine='layerwise'. TensorFlow says: {error}"
         ) from error
+    refuse_lost(
+        model, *whole, {id(v._value) for v, c in zip(variables, connected, strict=True) if c}
+    )
     _advance(seed_states)
     return _weigh(gradients, losses, outputs, connected, structure[0], variables, batch,
                   clip_weights)
