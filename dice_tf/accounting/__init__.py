@@ -26,6 +26,7 @@ __all__ = [
     "calibrate_batch_size",
     "calibrate_noise_multiplier",
     "calibrate_steps",
+    "compose_epsilon",
     "compute_epsilon",
     "counterexample_epsilon_lower_bound",
     "dp_event",
