@@ -55,9 +55,9 @@ def both(model, together, alone, few, one, whole):
 def _refuse_dependence(model, which, error, whole):
     raise GradientEngineError(
         f"Examples of model '{model.name}' depend on each other: a layer or the loss can be "
-        f"computed for a batch of {_rows(whole)} examples, but not for {which}. Such are negatives "
-        "taken from the batch: make them an input of each example, drawn in `map`. Received: "
-        f"{_first_line(error)}"
+        f"computed for a batch of {_rows(whole)} examples, but not for {which}. Make negatives "
+        "from the batch an input of each example, drawn in `map`, and write no batch size into a "
+        f"layer. Received: {_first_line(error)}"
     ) from error
 
 

@@ -44,8 +44,8 @@ def weighted_gradient_sums(model, x, y, sample_weight, clip_weights):
 
     Raises:
         GradientEngineError: If a trainable weight is used where no layer call accounts
-            for it, or none is seen, a layer is called without the batch axis at the top of the model, or
-            a layer cannot be recomputed for one example.
+            for it, or none is seen, a layer is called without the batch axis at the top of
+            the model, or a layer cannot be recomputed for one example.
         LossError: If the loss has no value per example.
 
     Source: Zhang et al., ICLR 2024, Alg. 1 line 5. Norms from Gram matrices: Goodfellow,

@@ -9,6 +9,7 @@ and rightly so.
 
 import weakref
 
+import keras
 import tensorflow as tf
 
 from dice_tf.errors import GradientEngineError
@@ -46,16 +47,20 @@ def refuse_lost(model, x, y, found):
 
 
 def _gradients(model, x, y, variables):
-    """Gradients of the whole batch as far as to tell which there are; nothing is computed."""
+    """Gradients of the whole batch, of which only matters whether there are any."""
     found = []
 
-    def trace(x, y):
+    def differentiate(x, y):
         values = [v.value for v in variables]
-        with tf.GradientTape() as tape:
+        with keras.StatelessScope(), tf.GradientTape() as tape:
             losses = per_example_losses(model, x, y, call_in_training(model, x), None)
         found[:] = tape.gradient(losses, values)
 
-    tf.function(trace, autograph=False).get_concrete_function(x, y)
+    if tf.executing_eagerly():
+        # Not traced: a layer may take another branch then.
+        differentiate(x, y)
+    else:
+        tf.function(differentiate, autograph=False).get_concrete_function(x, y)
     return found
 
 
