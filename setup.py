@@ -85,6 +85,10 @@ TEST = EXAMPLES + [
     "pyyaml>=6",
     # Its errors stand in for a machine without network.
     "requests>=2.19",
+    # Keras' callback of that name, and keras-tuner, import it.
+    "tensorboard>=2.16",
+    # A search whose trials are private, each with its epsilon.
+    "keras-tuner>=1.4",
     # Runs the Keras 2 optimizers of tensorflow-privacy, the test oracle.
     'tf-keras>=2.16; python_version < "3.12"',
 ]

@@ -68,7 +68,9 @@ def test_clipping_bounds_the_influence_that_the_figure_shows():
     gradients = figures.example_gradients()
     norms = np.linalg.norm(gradients.astype("float64"), axis=1)
     expected = gradients * np.minimum(1, 0.8 / norms)[:, None]
-    np.testing.assert_allclose(figures.clipped(gradients, 0.8), expected, rtol=1e-5)
+    found = figures.clipped(gradients, 0.8)
+    np.testing.assert_allclose(found, expected, rtol=2e-5)
+    assert np.linalg.norm(found.astype("float64"), axis=1).max() <= 0.8
     assert norms[-1] > 2 > 0.8  # The red one is clipped.
 
 
@@ -111,7 +113,10 @@ def test_the_table_of_releases():
         shifts = privacy_figures.influence(
             (0,), 3, 4.0, l2_norm_clip=first, error_norm_clip=second[0] if second else 0.0
         )
-        assert shifts == [float(value) for value in released]
+        released = [float(value) for value in released]
+        # Clipping allows for rounding: never more than what the table says.
+        assert shifts == pytest.approx(released, rel=2e-5)
+        assert all(s <= r for s, r in zip(shifts, released, strict=True))
 
 
 def test_the_gain_that_is_quoted():

@@ -76,7 +76,8 @@ def test_unbounded_residuals_shift_until_the_error_is_worn_off():
     expected = np.zeros(STEPS)
     expected[FIRST_DRAW] = C1 / BATCH_SIZE
     expected[FIRST_DRAW + 1 : FIRST_DRAW + 11] = C2
-    np.testing.assert_allclose(shift, expected, rtol=0, atol=1e-5)
+    # Ten times what clipping allows for rounding comes after the rest.
+    np.testing.assert_allclose(shift, expected, rtol=0, atol=12e-5 * C2)
 
 
 def test_unbounded_residuals_the_shift_may_be_2_c2():
