@@ -43,7 +43,8 @@ class PrivacyPlan:
     What is left out is chosen so. `feedback_steps` and the share of \(C_1\) in the total
     threshold \(G = C_1 + C_2\), by the number of steps: 7 and 0.3 from 700 steps on, 3 and 0.5
     from 350, 1 and 0.5 from 200, below that 0, which is DP-SGD; fewer where the data are too
-    few for s + 1 groups of a batch. `delta` is a tenth of 1/N.
+    few for s + 1 groups of a batch, or where that would not take less noise than DP-SGD that
+    clips to G, because a batch is a large part of the data. `delta` is a tenth of 1/N.
 
     \(C_1\) is `l2_norm_clip` of the optimizer, the one threshold to tune; the plan makes
     \(C_2\) = `error_norm_clip_ratio` \(\cdot\, C_1\) of it. Epsilon depends on the ratio alone.
@@ -129,8 +130,11 @@ class PrivacyPlan:
         ratio = error_norm_clip_ratio
         if ratio is not None:
             ratio = check_number("error_norm_clip_ratio", ratio, exclusive=False)
+        if target_epsilon is not None:
+            target_epsilon = check_number("target_epsilon", target_epsilon, error=AccountingError)
         if feedback_steps is None:
-            feedback_steps, why = self._choose_feedback_steps(ratio, sampling)
+            target = 2.0 if target_epsilon is None else target_epsilon
+            feedback_steps, why = self._choose_feedback_steps(ratio, sampling, target)
             self._why["feedback_steps"] = why
         feedback_steps = check_integer("feedback_steps", feedback_steps, minimum=0)
         if ratio is None:
@@ -147,7 +151,6 @@ class PrivacyPlan:
         if target_epsilon is None:
             noise_multiplier = check_number("noise_multiplier", noise_multiplier, exclusive=False)
         else:
-            target_epsilon = check_number("target_epsilon", target_epsilon, error=AccountingError)
             noise_multiplier = accounting.calibrate_noise_multiplier(
                 target_epsilon,
                 self.delta,
@@ -161,7 +164,7 @@ class PrivacyPlan:
         store("noise_multiplier", noise_multiplier)
 
     def _choose_feedback_steps(
-        self, ratio: float | None, sampling: Sampling | None
+        self, ratio: float | None, sampling: Sampling | None, target_epsilon: float
     ) -> tuple[int, str]:
         """Returns a number of feedback steps, and why it is that."""
         if ratio == 0:
@@ -171,7 +174,9 @@ class PrivacyPlan:
         if sampling is not None:
             return 0, "as it pays with cyclic sampling only"
         steps = self.epochs * max(1, round(self.num_examples / self.batch_size))
-        feedback_steps = plan_choices.feedback_steps(steps, self.num_examples // self.batch_size)
+        feedback_steps = plan_choices.feedback_steps(
+            self.num_examples, self.batch_size, self.epochs, self.delta, target_epsilon
+        )
         return feedback_steps, f"chosen for about {steps} steps on {self.num_examples} examples"
 
     def _make_sampling(self) -> Sampling:

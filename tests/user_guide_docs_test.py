@@ -174,13 +174,13 @@ def test_numbers_in_the_text():
 def test_the_table_of_feedback_steps_is_what_a_plan_chooses():
     (table,) = re.findall(r"\| steps in all epochs .*\n\|-.*\n((?:\|.*\n)+)", PAGE)
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-    # The first and the last number of steps of each row, ten steps an epoch.
-    ends = [(700, 7000), (350, 690), (200, 340), (10, 190)]
+    # The first and the last number of steps of each row, fifty steps an epoch.
+    ends = [(700, 7000), (350, 650), (200, 300), (50, 150)]
     for (steps, feedback_steps, groups, ratio, share), epochs in zip(lines, ends, strict=True):
-        assert str(epochs[0]) in steps or str(epochs[1] + 10) in steps
+        assert str(epochs[0]) in steps or str(epochs[1] + 50) in steps
         for number in epochs:
             plan = dice_tf.PrivacyPlan(
-                num_examples=1000, batch_size=100, epochs=number // 10, noise_multiplier=1.0
+                num_examples=5000, batch_size=100, epochs=number // 50, target_epsilon=8.0
             )
             assert plan.feedback_steps == int(feedback_steps.split(":")[0])
             assert str(plan.sampling.num_groups) == groups.replace("none", "1")

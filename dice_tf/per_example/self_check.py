@@ -31,6 +31,8 @@ _TOLERANCE = 0.01
 _TOLERANCE_HALF_PRECISION = 0.1
 # Of the same batch but for one example: the others are computed bit by bit as before.
 _TOLERANCE_EXCHANGED = 1e-4
+# A norm that is too large costs accuracy and no privacy.
+_MOST_RAISED = 10
 _REPEATS = 3
 # How far a difference must stand out from what chance or rounding is seen to make.
 _MARGIN = 3.0
@@ -274,8 +276,9 @@ def _refuse_beyond_rounding(comparison, gradients, expected, too_large, toleranc
             continue
         norms, gradient = comparison.run(np.eye(len(gradients))[i])
         refuse = functools.partial(_refuse, comparison.model, norms, "alone", expected)
-        # Of one and the same gradient.
-        if np.isfinite(norms[i]) and not abs(norms[i] - rounding.norm(gradient)) <= tolerance:
+        # Of one and the same gradient. Gram matrices raise norms where positions cancel.
+        raised = norms[i] - rounding.norm(gradient)
+        if np.isfinite(norms[i]) and not -tolerance <= raised <= _MOST_RAISED * tolerance:
             refuse()
         if not np.isfinite(norms[i]):
             gradient = gradient * np.nan
