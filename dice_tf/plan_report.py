@@ -50,7 +50,8 @@ def report(plan: PrivacyPlan, why: Mapping[str, str]) -> str:
     sampling, ratio = plan.sampling, plan.error_norm_clip_ratio
     passes = sampling.steps_per_epoch * plan.batch_size / plan.num_examples
     groups = "" if sampling.num_groups == 1 else f", {sampling.num_groups} groups taking turns"
-    feedback = f"over {plan.feedback_steps} steps" if plan.feedback_steps else "none: DP-SGD"
+    steps = "1 step" if plan.feedback_steps == 1 else f"{plan.feedback_steps} steps"
+    feedback = f"over {steps}" if plan.feedback_steps else "none: DP-SGD"
     noise = f"{plan.noise_multiplier:.4g}"
     if plan.target_epsilon is not None:
         noise += f", calibrated for epsilon = {plan.target_epsilon:g}"

@@ -62,7 +62,7 @@ nitpick_ignore_regex = [
 
 # The root of the sources is that of the repository, so that links work here as on a git host.
 root_doc = "docs/index"
-include_patterns = ["README.md", "CHANGELOG.md", "benchmarks/*.md", "docs/**"]
+include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/*.md", "docs/**"]
 exclude_patterns = [".*", "out", "build", "dist", "docs/figures"]
 suppress_warnings = []
 if importlib.util.find_spec("tensorflow_privacy") is None:
@@ -78,13 +78,19 @@ CONTENTS = {
         "user_guide",
         "your_data_on_disk",
         "Recipes <recipes>",
+        "What works, and what is refused <features>",
         "Migrating <migrating>",
         "Saving and resuming <saving>",
         "Several devices <scaling>",
         "gpu",
         "Troubleshooting <troubleshooting>",
     ],
-    "Check": ["Privacy <privacy>", "Results <results>", "Benchmarks <../benchmarks/README>"],
+    "Check": [
+        "Privacy <privacy>",
+        "Results <results>",
+        "What it costs, and other packages <comparison>",
+        "Benchmarks <../benchmarks/README>",
+    ],
     "API": [
         "api/plan",
         "api/optimizers",
@@ -96,7 +102,7 @@ CONTENTS = {
         "api/errors",
         "api/tf_privacy",
     ],
-    "Project": ["../CHANGELOG"],
+    "Project": ["../CONTRIBUTING", "../CHANGELOG"],
 }
 
 

@@ -13,7 +13,7 @@ import dice_tf
 from dice_tf import per_example
 
 ROOT = pathlib.Path(__file__).absolute().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md",
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md",
          *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]  # fmt: skip
 REFERENCE = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "docs" / "api").glob("*.rst"))
 
@@ -67,7 +67,7 @@ def test_links_are_found():
 def test_every_page_can_be_reached_from_the_index():
     index = ROOT / "docs" / "index.md"
     reached = {index} | {destination(index, target) for target, _ in links(index)}
-    assert set(PAGES) - reached == {ROOT / "CHANGELOG.md"}
+    assert set(PAGES) - reached == {ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"}
 
 
 def defined_in(module):

@@ -39,8 +39,8 @@ from setuptools import build_meta
 build_meta.build_sdist("dist")
 build_meta.build_wheel("dist")
 """
-PACKAGING = ["CHANGELOG.md", "CITATION.cff", "LICENSE", "MANIFEST.in", "Makefile", "README.md",
-             "pyproject.toml", "setup.py"]  # fmt: skip
+PACKAGING = ["CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in",
+             "Makefile", "README.md", "pyproject.toml", "setup.py"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

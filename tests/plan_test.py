@@ -247,7 +247,7 @@ def test_print_says_what_was_chosen_and_what_it_costs():
         "60000 examples, 2048 expected in a batch",
         "CyclicPoissonSampling, 2 groups",
         f"600 = 20 epochs of 30 steps, each {30 * 2048 / 60_000:.2f} passes over the data",
-        "over 1 steps (chosen for about 580 steps on 60000 examples)",
+        "over 1 step (chosen for about 580 steps on 60000 examples)",
         "1 x l2_norm_clip; gradients arrive in full up to 2 x l2_norm_clip",
         f"{plan.noise_multiplier:.4g}, calibrated for epsilon = 3",
         f"{plan.noise_multiplier / 2048:.3g} x l2_norm_clip per coordinate",
