@@ -284,6 +284,8 @@ class Sampling:
             smallest = padding.round_up(int(quantile) + self.num_groups, multiple)
             return smallest, padding.round_up(smallest // 4, multiple)
 
+        pick = self._picker()
+
         def draw(iteration, step):
             *stream, offset = iteration.tolist()
             passes, step = divmod(int(step) + offset, self.steps_per_epoch)
@@ -296,8 +298,7 @@ class Sampling:
             stream[-1] += passes
             self._state.note_draw(stream[-1] * self.steps_per_epoch + step)
             rng = self._generator(_DRAW_STREAM, *stream, step)
-            # Given its size, a Poisson sample is uniform among the subsets of that size.
-            drawn = rng.choice(pool, rng.binomial(pool, probability), replace=False)
+            drawn = pick(pool, rng, (*stream, group), step // self.num_groups)
             excess = max(0, len(drawn) + self.num_groups - smallest)
             size = smallest + increment * -(-excess // increment)
             indices = drawn if members is None else members[drawn]
@@ -309,8 +310,27 @@ class Sampling:
     def _begin_iteration(self):
         return self._state.begin_iteration(self.seed is not None)
 
+    def _picker(self):
+        """Returns the function that draws from the `pool` members of the active group.
+
+        It is called as `pick(pool, rng, epoch, cycle)`: `rng` is of this step, `epoch` names
+        the pass over the data and the group, `cycle` counts the turns of the groups in it.
+        """
+        probability = self.sampling_probability
+        # Given its size, a Poisson sample is uniform among the subsets of that size.
+        return lambda pool, rng, epoch, cycle: rng.choice(
+            pool, rng.binomial(pool, probability), replace=False
+        )
+
     def _groups(self):
-        return [None]
+        if self.num_groups == 1:
+            return [None]
+        with self._state.lock:
+            if self._state.groups is None:
+                rng = self._generator(_ASSIGNMENT_STREAM)
+                group_of = rng.integers(self.num_groups, size=self.num_examples)
+                self._state.groups = [np.flatnonzero(group_of == g) for g in range(self.num_groups)]
+            return self._state.groups
 
     def _generator(self, *stream):
         return np.random.default_rng(np.random.SeedSequence(self._state.entropy, spawn_key=stream))
@@ -378,14 +398,6 @@ class CyclicPoissonSampling(Sampling):
 
     num_groups: int = 2
     seed: int | None = None
-
-    def _groups(self):
-        with self._state.lock:
-            if self._state.groups is None:
-                rng = self._generator(_ASSIGNMENT_STREAM)
-                group_of = rng.integers(self.num_groups, size=self.num_examples)
-                self._state.groups = [np.flatnonzero(group_of == g) for g in range(self.num_groups)]
-            return self._state.groups
 
 
 @dataclasses.dataclass(frozen=True)
