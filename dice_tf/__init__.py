@@ -11,6 +11,7 @@ from dice_tf.optimizers import DiceAdamOptimizer, DiceSGDOptimizer, make_dice_op
 from dice_tf.per_example import register_rule
 from dice_tf.plan import PrivacyPlan
 from dice_tf.private_checkpoints import continue_sampling
+from dice_tf.random_allocation import RandomAllocation
 from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, ShuffledEpochs
 from dice_tf.training import check_gradients, private_train_step
 from dice_tf.validation import check_model
@@ -24,6 +25,7 @@ __all__ = [
     "EpsilonCallback",
     "PoissonSampling",
     "PrivacyPlan",
+    "RandomAllocation",
     "ShuffledEpochs",
     "__version__",
     "accounted_run",

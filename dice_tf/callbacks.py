@@ -175,14 +175,14 @@ class EpsilonCallback(keras.callbacks.Callback):
             # Not in `on_train_begin`, in which other callbacks load what they backed up.
             self._begin()
             self._has_begun = True
-        elif not self.sampling.amplified:
+        elif self.sampling.whole_epochs:
             sampling_passes.close_open_pass(self._optimizer, self.sampling)
         sampling_passes.begin_epoch(self._optimizer)
         self._epoch = epoch
         self._count = self.accounted_steps()
 
     def _begin(self):
-        if not self.sampling.amplified:
+        if self.sampling.whole_epochs:
             self._check_steps_per_epoch()
         self._calls = self._batches = 0
         self._steps_before, self._draws_before = self._steps_taken(), self._draws()

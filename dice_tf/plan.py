@@ -25,6 +25,7 @@ from dice_tf.errors import (
 )
 from dice_tf.mechanism import DiceMechanism, check_integer, check_number
 from dice_tf.optimizer_arguments import PRIVACY_ARGUMENTS, same_value
+from dice_tf.random_allocation import RandomAllocation
 from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, Sampling
 
 
@@ -75,13 +76,13 @@ class PrivacyPlan:
 
     >>> plan = PrivacyPlan(num_examples=60_000, batch_size=2048, epochs=20, target_epsilon=3.0)
     >>> plan.steps, plan.sampling.num_groups, round(plan.noise_multiplier, 2)
-    (560, 4, 3.07)
+    (600, 2, 2.84)
     >>> 2.99 < plan.epsilon() <= 3.0
     True
     >>> import dice_tf
     >>> optimizer = dice_tf.DiceSGDOptimizer(learning_rate=1.0, l2_norm_clip=0.25, plan=plan)
     >>> optimizer.expected_batch_size, optimizer.error_norm_clip, optimizer.feedback_steps
-    (2048, 0.25, 3)
+    (2048, 0.25, 1)
     """
 
     num_examples: int
@@ -169,10 +170,10 @@ class PrivacyPlan:
         """Returns a number of feedback steps, and why it is that."""
         if ratio == 0:
             return 0, "as error_norm_clip_ratio is 0"
-        if isinstance(sampling, CyclicPoissonSampling):
+        if isinstance(sampling, (CyclicPoissonSampling, RandomAllocation)):
             return sampling.num_groups - 1, "one less than groups"
         if sampling is not None:
-            return 0, "as it pays with cyclic sampling only"
+            return 0, "as it pays with groups only"
         steps = self.epochs * max(1, round(self.num_examples / self.batch_size))
         feedback_steps = plan_choices.feedback_steps(
             self.num_examples, self.batch_size, self.epochs, self.delta, target_epsilon

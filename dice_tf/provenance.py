@@ -39,7 +39,8 @@ from dice_tf.errors import AccountingError, SamplingError
 # `largest_batch`: that of a single step.
 # `seeded_steps`: steps whose noise came from a `noise_seed`. `mechanism`: `mechanism_name` of
 # all steps, `_UNKNOWN` before the first, `SEVERAL` if there were several. `loose_steps`: steps
-# outside `fit` on batches without a mark: nobody knows where they came from.
+# outside `fit` on batches without a mark: nobody knows where they came from. `loop_steps`: all
+# steps outside `fit`, which nobody saw to make whole epochs.
 # `first_seeded_draw`: number of the first step that a sampler with a seed drew, 0 if none did.
 RECORD_FIELDS = (
     "steps",
@@ -56,6 +57,7 @@ RECORD_FIELDS = (
     "largest_batch",
     "mechanism",
     "loose_steps",
+    "loop_steps",
     "first_seeded_draw",
 )
 RECORD_SIZE = len(RECORD_FIELDS)
@@ -259,6 +261,7 @@ def update_record(
         largest_batch=tf.maximum(fields["largest_batch"], of_step),
         mechanism=tf.where(same, mechanism, SEVERAL),
         loose_steps=fields["loose_steps"] + tf.cast(loose, tf.int32),
+        loop_steps=fields["loop_steps"] + tf.cast(~tf.cast(in_fit, tf.bool), tf.int32),
     )
     return tf.stack([fields[name] for name in RECORD_FIELDS])
 
@@ -312,6 +315,13 @@ def check_record(record, iterations, sampling):
         )
     if sampling.amplified:
         _check_amplification(seen, iterations, sampling)
+        if sampling.whole_epochs and seen["loop_steps"]:
+            raise SamplingError(
+                f"Cannot account the run by {sampling!r}: {seen['loop_steps']} of {iterations} "
+                "steps were made outside `fit`, where nobody sees that epochs are whole. Begun "
+                "epochs count in full. Give `fit` the data, or loop over a "
+                "`CyclicPoissonSampling`, whose epochs may be cut."
+            )
     elif seen["largest_group"] >= 0:
         raise SamplingError(
             f"Cannot account the run by {sampling!r}: it used batches of a Poisson sampler, "

@@ -47,6 +47,8 @@ class RandomAllocation(Sampling):
     num_groups: int = 2
     seed: int | None = None
 
+    whole_epochs = True
+
     @property
     def cycles_per_epoch(self):
         """Int n, the number of steps of an epoch among which an example draws its own."""

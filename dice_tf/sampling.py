@@ -49,6 +49,8 @@ class Sampling:
 
     num_groups = 1
     amplified = True
+    # Whether an example takes part once in every epoch, so that `fit` must show whole ones.
+    whole_epochs = False
 
     def __post_init__(self):
         for name in ("num_examples", "expected_batch_size", "num_groups"):
@@ -140,7 +142,7 @@ class Sampling:
                 stacklevel=3,
             )
             return False
-        if self._state.offset and not self.amplified:
+        if self._state.offset and self.whole_epochs:
             self.start_whole_pass()
         return self.position == position
 
@@ -428,6 +430,7 @@ class ShuffledEpochs(Sampling):
     seed: int | None = None
 
     amplified = False
+    whole_epochs = True
 
     @property
     def sampling_probability(self) -> float:

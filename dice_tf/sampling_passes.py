@@ -180,7 +180,7 @@ class _BeginPass(keras.callbacks.Callback):
             # Not in `on_train_begin`, in which other callbacks load what they backed up.
             begin(self.model, self._sampling, self._row_order)
             self._has_begun = True
-        elif not self._sampling.amplified:
+        elif self._sampling.whole_epochs:
             close_open_pass(self.model.optimizer, self._sampling)
         begin_epoch(self.model.optimizer)
 

@@ -103,6 +103,7 @@ def brute_force(marks):
         "largest_batch": 0,
         "mechanism": -1,
         "loose_steps": 0,
+        "loop_steps": 0,
         "first_seeded_draw": 0,
     }
 

@@ -87,6 +87,18 @@ def test_the_noise_that_error_feedback_saves_is_as_stated():
     assert 100 * (1 - spread / plain) == pytest.approx(int(stated), abs=0.6)
 
 
+def test_the_epsilon_of_random_allocation_is_as_the_guide_states(after_the_readme):
+    guide = (ROOT / "docs" / "user_guide.md").read_text(encoding="utf-8")
+    (stated,) = re.findall(r"epsilon is smaller: ([\d.]+) in place of ([\d.]+) for", guide)
+    plan = after_the_readme["plan"]
+    for sampling, shown in zip((dice_tf.RandomAllocation(60_000, 2048), plan.sampling), stated):
+        mechanism = dice_tf.DiceMechanism(
+            l2_norm_clip=0.25, noise_multiplier=2.843, expected_batch_size=2048
+        )
+        epsilon = accounting.compute_epsilon(mechanism, sampling, 600, 1.6e-6, "pld")
+        assert float(shown) - 0.011 < epsilon <= float(shown)
+
+
 def test_the_code_below_the_plan_runs_as_written():
     scope = names()
     exec(code_of(FEATURES), scope)  # Likewise.

@@ -64,7 +64,11 @@ def compose_epsilon(runs, delta, accountant="rdp"):
             return math.inf
         new = run_rounds(mechanism, sampling, steps, delta)
         rounds += new
-        tight = events.is_unbounded(mechanism) and events.mixture_event(mechanism, sampling, steps)
+        # dp_accounting composes it, but not with an event that it does not know.
+        tight = events.is_unbounded(mechanism) and not any(
+            events.is_allocated(other) for _, other, _ in runs
+        )
+        tight = tight and events.mixture_event(mechanism, sampling, steps)
         parts.append(tight or events.compose(new))
     if not rounds:
         return 0.0

@@ -12,6 +12,7 @@ standard deviation on the sum, \(B\) = `expected_batch_size`, \(N\) = `num_examp
 | bounded, \(m \le s\) | cyclic Poisson | ceil(T/m) | m p | sigma / (C1 + C2) |
 | bounded | Poisson | T | p | sigma / (C1 + C2) |
 | bounded | shuffled epochs | epochs | 1 | sigma / (C1 + C2) |
+| bounded, \(m > s\) | random allocation | epochs | see `random_allocation` | as cyclic |
 | unbounded | any | see `unbounded_rounds` | | |
 
 Proof of the bounded rows. Fix every draw of all other examples: divergences are
@@ -32,6 +33,7 @@ from typing import Any, NamedTuple
 
 import dp_accounting
 
+from dice_tf.accounting.random_allocation import AllocatedRound
 from dice_tf.errors import AccountingError
 from dice_tf.mechanism import DiceMechanism, check_integer, check_number
 
@@ -90,14 +92,23 @@ def check_sampling(sampling: Any) -> bool:
     # Exact types: a subclass may draw in another way, which costs something else.
     if type(sampling) in (sampling_lib.PoissonSampling, sampling_lib.CyclicPoissonSampling):
         return True
+    if is_allocated(sampling):
+        return True
     if type(sampling) is sampling_lib.ShuffledEpochs:
         return False
     raise AccountingError(
-        "Argument `sampling` must be a `PoissonSampling`, `CyclicPoissonSampling` or "
-        "`ShuffledEpochs`, not of a class derived from them, whose draws may cost more. Received: "
-        f"sampling={sampling!r} (of type {type(sampling).__name__}). "
+        "Argument `sampling` must be a `PoissonSampling`, `CyclicPoissonSampling`, "
+        "`RandomAllocation` or `ShuffledEpochs`, not of a class derived from them, whose draws may "
+        f"cost more. Received: sampling={sampling!r} (of type {type(sampling).__name__}). "
         "Use `ShuffledEpochs` for data in any order in which each example comes once per epoch."
     )
+
+
+def is_allocated(sampling):
+    """Whether every example takes part once in every epoch, at a step of its own draw."""
+    from dice_tf.random_allocation import RandomAllocation
+
+    return type(sampling) is RandomAllocation
 
 
 def check_run(mechanism, sampling, steps):
@@ -136,7 +147,25 @@ def check_run(mechanism, sampling, steps):
             f"steps={steps!r}. For a run that was made, ask "
             "`dice_tf.run_epsilon(model, sampling, delta)`; for a plan, give an int."
         )
+    if is_allocated(sampling):
+        _check_allocation(mechanism, sampling)
     return check_integer("steps", steps, minimum=0, error=AccountingError)
+
+
+def _check_allocation(mechanism, sampling):
+    if is_unbounded(mechanism) or mechanism.num_microbatches is not None:
+        raise AccountingError(
+            "`RandomAllocation` is accounted with bounded residuals of single examples. Received: "
+            f"bound_residuals={mechanism.bound_residuals!r}, "
+            f"num_microbatches={mechanism.num_microbatches}. Leave both arguments out, or draw by "
+            "`CyclicPoissonSampling`."
+        )
+    if mechanism.error_norm_clip and not sampling.separates_entries(mechanism.feedback_steps):
+        raise AccountingError(
+            "`RandomAllocation` is accounted where a residual is gone before its example is back. "
+            f"Received: feedback_steps={mechanism.feedback_steps} with {sampling!r}. Take "
+            f"num_groups={mechanism.feedback_steps + 1} or more."
+        )
 
 
 def check_delta(delta: Any, num_examples: int) -> float:
@@ -241,6 +270,8 @@ def bounded_rounds(mechanism, sampling, steps, relation=None):
     sensitivity = mechanism.sensitivity(separate_entries=separate)
     sensitivity *= _extra_factor(mechanism, sampling, relation)
     noise_multiplier = mechanism.noise_stddev_of_sum / sensitivity
+    if is_allocated(sampling):
+        return [AllocatedRound(sampling.cycles_per_epoch, noise_multiplier, sampling.rounds(steps))]
     return [Round(sampling.sampling_probability, noise_multiplier, sampling.rounds(steps))]
 
 

@@ -10,6 +10,8 @@ import dp_accounting
 from dp_accounting import pld
 from dp_accounting.pld import privacy_loss_distribution
 
+from dice_tf.accounting import random_allocation
+
 # Discretization of the privacy loss, relative to the epsilon expected: halving it changes the
 # result by less than 3 in 10,000. Time and memory grow with the number of grid points of one
 # round, and beyond the largest interval exp(interval) is no longer close to 1.
@@ -41,6 +43,9 @@ def loss_interval(noise_multiplier, epsilon):
     return min(max(wanted, smallest), _LARGEST_INTERVAL)
 
 
+_allocation_distribution = functools.lru_cache(maxsize=8)(random_allocation.loss_distribution)
+
+
 # The largest takes some MB. A run needs one for each doubling of epsilon.
 @functools.lru_cache(maxsize=8)
 def _round_distribution(noise_multiplier, sampling_probability, interval):
@@ -57,6 +62,8 @@ def _distribution(event, interval, exchange):
     Most of its time goes into the distribution of one round, which does not depend on the
     number of rounds, and so is kept.
     """
+    if _is_allocated(event) and not exchange:
+        return _with_allocation(event, interval).get_epsilon_for_delta
     turn = getattr(event, "event", None)
     if isinstance(turn, dp_accounting.PoissonSampledDpEvent) and not exchange:
         one = _round_distribution(turn.event.noise_multiplier, turn.sampling_probability, interval)
@@ -66,6 +73,28 @@ def _distribution(event, interval, exchange):
         relation.REPLACE_ONE if exchange else relation.ADD_OR_REMOVE_ONE, interval
     )
     return accountant.compose(event).get_epsilon
+
+
+def _is_allocated(event):
+    parts = [*getattr(event, "events", ()), *filter(None, [getattr(event, "event", None)])]
+    return isinstance(event, random_allocation.RandomAllocationDpEvent) or any(
+        map(_is_allocated, parts)
+    )
+
+
+def _with_allocation(event, interval):
+    """Returns the loss distribution of a composition that dp_accounting does not know."""
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        parts = [_with_allocation(part, interval) for part in event.events]
+        return functools.reduce(lambda left, right: left.compose(right), parts)
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        return _with_allocation(event.event, interval).self_compose(event.count)
+    if isinstance(event, random_allocation.RandomAllocationDpEvent):
+        return _allocation_distribution(event.cycles, event.noise_multiplier, interval)
+    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+        turn = event.event.noise_multiplier
+        return _round_distribution(turn, event.sampling_probability, interval)
+    return _round_distribution(event.noise_multiplier, 1.0, interval)
 
 
 def loss_distribution_curve(event, noise_multiplier, renyi_curve, log_delta, exchange=False):

@@ -16,6 +16,8 @@ import numpy as np
 from dp_accounting import rdp
 from scipy import special
 
+from dice_tf.accounting.random_allocation import AllocatedRound
+
 # Blocks of orders from low to high. For epsilon between about 0.3 and 30 the best order is in
 # the block `_START`.
 ORDERS = (
@@ -76,6 +78,12 @@ def _any_order(sampling_probability, noise_multiplier, order):
     return np.inf if np.isnan(value) else max(0.0, value)
 
 
+def _of_one_round(one, block):
+    if isinstance(one, AllocatedRound):
+        return one.divergences(ORDERS[block])
+    return renyi_divergences(one.sampling_probability, one.noise_multiplier, block)
+
+
 def epsilon_per_order(orders, divergences, log_delta):
     r"""Converts Renyi divergences into epsilon, order by order.
 
@@ -104,7 +112,7 @@ def renyi_epsilon(rounds, log_delta):
     """Returns epsilon of a list of `Round`s and the order at which it was found.
 
     Args:
-        rounds: List of `events.Round`.
+        rounds: List of `events.Round` and `AllocatedRound`.
         log_delta: Float below 0, the logarithm of delta, which itself may be too small
             for a float.
 
@@ -117,9 +125,7 @@ def renyi_epsilon(rounds, log_delta):
         if block not in blocks:
             total = 0.0
             for r in rounds:
-                total = total + r.count * renyi_divergences(
-                    r.sampling_probability, r.noise_multiplier, block
-                )
+                total = total + r.count * _of_one_round(r, block)
             epsilons = epsilon_per_order(ORDERS[block], total, log_delta)
             index = int(np.argmin(epsilons))
             blocks[block] = float(epsilons[index]), float(ORDERS[block][index])

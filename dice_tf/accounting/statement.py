@@ -175,7 +175,13 @@ def _accounting(mechanism, sampling, steps):
     amplified = events.check_sampling(sampling)
     rounds = sampling.rounds(steps)
     turn = "step" if sampling.num_groups == 1 else f"cycle of {sampling.num_groups} groups"
-    if amplified:
+    if events.is_allocated(sampling):
+        drawn = (
+            f"Every example takes part once per epoch, at one of {sampling.cycles_per_epoch} "
+            f"steps that it draws by its own coin anew for each: {rounds} epochs. An unfinished "
+            "epoch at the end counts in full."
+        )
+    elif amplified:
         drawn = (
             "Every example is drawn by its own coin, with probability "
             f"{sampling.sampling_probability:.6g}, once per {turn}: {rounds} rounds."
@@ -263,7 +269,7 @@ def _comparison(mechanism, sampling, by_accountant):
 
 
 def _plain_sampling(sampling):
-    if sampling.num_groups == 1:
+    if not sampling.amplified:
         return sampling
     from dice_tf.sampling import PoissonSampling
 
