@@ -66,7 +66,7 @@ def sources(data):
     found = [sources(parent) for parent in inputs]
     drawn = sum(found, [])
     if drawn:
-        _check_operation(_operation(data), found, drawn)
+        _check_operation(data, found, drawn)
     return drawn
 
 
@@ -118,8 +118,8 @@ def check_claim(sampling, data, found):
         _check_repeats_nothing(sampling, data)
 
 
-def _check_operation(operation, found, drawn):
-    sampling = drawn[0].sampling
+def _check_operation(data, found, drawn):
+    operation, sampling = _operation(data), drawn[0].sampling
     if operation == "Cache" and sampling.amplified:
         raise SamplingError(
             f"The batches of {sampling!r} are cached, so that each epoch trains on the draws of "
@@ -128,6 +128,13 @@ def _check_operation(operation, found, drawn):
         )
     if operation == "Cache":
         return  # Every epoch has each example once, if in one and the same order.
+    if operation in ("ParallelMap", "Options") and _may_reorder(data) and sampling.amplified:
+        raise SamplingError(
+            f"`deterministic=False` lets batches of {sampling!r} overtake each other, those that "
+            "are quick to map first, which depends on what they hold; epsilon is of batches in the "
+            "order drawn. Leave `deterministic=False` out: `num_parallel_calls` and `prefetch` "
+            "stay."
+        )
     if operation not in _PER_BATCH:
         raise SamplingError(
             f"`{_spelled(operation)}` stands between {sampling!r} and `fit`. It may leave out, "
@@ -144,7 +151,8 @@ def _check_operation(operation, found, drawn):
     if operation == "Concatenate" and not all(found):
         raise SamplingError(
             f"A part of this data set is drawn by {sampling!r}, another part is not: no sampling "
-            "accounts for both. Train on them in two runs, and add up epsilons and deltas."
+            "accounts for both. Train on them in two runs, and compose both by "
+            "`accounting.compose_epsilon`."
         )
     if operation == "Concatenate" and len({source.row_order for source in drawn}) > 1:
         raise SamplingError(
@@ -152,6 +160,13 @@ def _check_operation(operation, found, drawn):
             f"{sampling!r} assigns rows to groups by their place: an example could be in two "
             "groups. Join the rows before `sampling.dataset`."
         )
+
+
+def _may_reorder(data):
+    # One says so for itself, the other for all before it that do not say.
+    return getattr(data, "_deterministic", None) == "false" or (
+        _operation(data) == "Options" and data.options().deterministic is False
+    )
 
 
 def _check_repeats_nothing(sampling, data):

@@ -3,6 +3,7 @@
 """`EpsilonCallback`: epsilon next to the loss, and a stop before it exceeds a target."""
 
 import copy
+import types
 from typing import Any
 
 import keras
@@ -98,7 +99,7 @@ class EpsilonCallback(keras.callbacks.Callback):
         self.target_epsilon = target_epsilon
         check_accountant(accountant)
         self.accountant = accountant
-        self._spent = {}
+        self._spent, self._trained_by = {}, None
         self._sources, self._epoch_is_one_pass, self._length = [], True, None
 
     def __deepcopy__(self, memo):
@@ -106,6 +107,11 @@ class EpsilonCallback(keras.callbacks.Callback):
         duplicate = copy.copy(self)
         duplicate._spent, duplicate._sources = dict(self._spent), list(self._sources)
         return duplicate
+
+    def set_model(self, model: Any) -> None:
+        """Asks the optimizer of this model from now on."""
+        super().set_model(model)
+        self._trained_by = None
 
     def accounted_steps(self) -> int:
         """Returns the number of steps that epsilon counts.
@@ -118,7 +124,9 @@ class EpsilonCallback(keras.callbacks.Callback):
     def epsilon(self) -> float:
         """Returns the epsilon spent so far. Asking costs nothing and changes nothing.
 
-        In a loop of your own, call `set_model(model)` before, or `dice_tf.run_epsilon`.
+        It is that of the optimizer which the last `fit` with this callback trained with, also
+        if the model was compiled with another one since. In a loop of your own, call
+        `set_model(model)` before, or `dice_tf.run_epsilon`.
 
         Returns:
             Float >= 0; infinite if `noise_multiplier` is 0.
@@ -136,9 +144,7 @@ class EpsilonCallback(keras.callbacks.Callback):
             AccountingError: If there is no model yet.
             SamplingError: If the steps made so far contradict the sampling.
         """
-        return ledger.run_statement(
-            self._own_model, self.sampling, self.delta, self.accountant
-        )
+        return ledger.run_statement(self._own_model, self.sampling, self.delta, self.accountant)
 
     def note_data(self, x, steps_per_epoch):
         """Learns from `fit` what Keras tells no callback: the data, and where epochs end.
@@ -161,6 +167,7 @@ class EpsilonCallback(keras.callbacks.Callback):
             PlainGradientsError: If the optimizer is not private.
             AccountingError: If optimizer and sampling have different batch sizes.
         """
+        self._trained_by = self._optimizer
         check_run(self._optimizer.mechanism, self.sampling, 0)
         self._has_begun = self._cuts_short = False
 
@@ -257,6 +264,9 @@ class EpsilonCallback(keras.callbacks.Callback):
                 "This EpsilonCallback has no model yet, whose steps it could count. Ask it after "
                 "`fit`, or call `set_model(model)` before."
             )
+        if self._trained_by not in (None, self.model.optimizer):
+            # Compiled anew since; the new optimizer does not know of the old one's steps.
+            return types.SimpleNamespace(optimizer=self._trained_by, name=self.model.name)
         return self.model
 
     @property
@@ -274,7 +284,7 @@ class EpsilonCallback(keras.callbacks.Callback):
         return int(optimizer._private.process_draws.numpy())
 
     def _epsilon_after(self, steps):
-        mechanism = self.model.optimizer.mechanism
+        mechanism = self._optimizer.mechanism
         # With bounded residuals the cost depends on the rounds alone.
         cost = steps if is_unbounded(mechanism) else self.sampling.rounds(steps)
         if (mechanism, cost) not in self._spent:

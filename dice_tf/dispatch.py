@@ -26,6 +26,7 @@ from dice_tf import (
     data_dependent_callbacks,
     dense,
     distribution,
+    draw_origins,
     fit_data,
     multi_worker,
     precision,
@@ -102,6 +103,7 @@ def _train_step(stock_step):
 def _fit(stock_fit):
     def fit(self, x=None, *args, **kwargs):
         if not _has_private_optimizer(self):
+            sampling_passes.warn_of_plain_steps(self)
             return stock_fit(self, x, *args, **kwargs)
         given = inspect.signature(stock_fit).bind(self, x, *args, **kwargs).arguments
         found = admission.sources(x)
@@ -143,6 +145,7 @@ def _fit(stock_fit):
             sampling_passes.warn_of_other_trainings(self),
             sampling_passes.warn_of_unaccounted_steps(self, budgets),
             self.optimizer._private.steps_of_fit(),
+            draw_origins.steps_of_fit(self.optimizer, samplings),
             fit_data.typed_errors(),
             class_weights.typed_errors(),
         ):

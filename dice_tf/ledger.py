@@ -7,7 +7,7 @@ were cut short, steps on batches that nobody drew, steps of other privacy parame
 epsilon of a run is asked for here; `accounting.compute_epsilon` is for runs that are planned.
 """
 
-from dice_tf import accounting, private_checkpoints, provenance, sampling_passes
+from dice_tf import accounting, draw_origins, private_checkpoints, provenance, sampling_passes
 from dice_tf.accounting.events import check_delta, check_run
 from dice_tf.errors import PlainGradientsError, SamplingError
 from dice_tf.training import is_private
@@ -50,6 +50,7 @@ def accounted_run(model, sampling):
         record = optimizer.sampling_record
         provenance.check_mechanism(record, optimizer.mechanism)
         provenance.check_record(record, int(optimizer.iterations.numpy()), sampling)
+        draw_origins.check_steps(optimizer, sampling)
     return optimizer.mechanism, sampling, steps
 
 

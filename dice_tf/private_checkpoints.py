@@ -33,10 +33,10 @@ from dice_tf.errors import PlainGradientsError
 
 _PREFIX = "private_"
 # What `sampler` holds: digest of the sampling object's parameters (0: none), its 128 bits of
-# entropy, the name of its group assignment, and its position when the optimizer had made
-# `steps` steps.
+# entropy, the name of its group assignment, its position when the optimizer had made
+# `steps` steps, these steps, and the fingerprint of the order of its rows (0: unknown).
 _ENTROPY_WORDS = 4
-SAMPLER_SIZE = _ENTROPY_WORDS + 4
+SAMPLER_SIZE = _ENTROPY_WORDS + 5
 # Keeps the key's use for binding apart from its use for noise.
 _BINDING = 0x62696E64
 
@@ -51,6 +51,11 @@ class PrivateState:
         # Private files hold the first key and its count, and no file the second ones.
         self.noise_key, self.process_key = noise.NoiseKey(noise_seed), noise.NoiseKey(noise_seed)
         self.noise_draws = self.process_draws = None
+        # Steps taken by this very object, whatever is loaded into it, and those of its loops:
+        # since the last `fit`, and before that.
+        self.own_steps, self.fit_ended_at, self.loop_steps_before = None, 0, 0
+        # From a sampler with a seed to its state, and the step at which its draws began.
+        self.seeded = {}
         # Whether `fit` is what takes the steps, for Python and for compiled steps.
         self.is_in_fit, self.in_fit = False, None
         # The errors are those of this step; in any other state of the run they count as 0.
@@ -72,10 +77,12 @@ class PrivateState:
         """Gives a forked process keys of its own, also in steps that were compiled before."""
         for key in (self.noise_key, self.process_key):
             key.renew_after_fork()
+
     def make_counts(self):
         """Creates the variables that stay when the optimizer is built again."""
         self.noise_draws = count_variable("noise_draws", 0)
         self.process_draws = count_variable("process_draws", 0)
+        self.own_steps = count_variable("own_steps", 0)
         self.in_fit = count_variable("in_fit", int(self.is_in_fit))
         self.sampler = count_variable("sampler", np.zeros(SAMPLER_SIZE))
 
@@ -88,6 +95,10 @@ class PrivateState:
             yield
         finally:
             self._set_in_fit(before)
+
+    def steps_here(self):
+        """Returns the number of steps that this object took, in this process."""
+        return 0 if self.own_steps is None else int(self.own_steps.numpy())
 
     def _set_in_fit(self, value):
         self.is_in_fit = value
@@ -314,9 +325,10 @@ def continue_sampling(model: keras.Model, sampling: Any) -> bool:
     private, identity = optimizer._private, _digest(sampling)
     steps = int(optimizer.iterations.numpy())
     stored = private.sampler.numpy().tolist()
-    stored_identity, *words, assignment, position, position_steps = stored
+    stored_identity, *words, assignment, position, position_steps, row_order = stored
     position += steps - position_steps
     if stored_identity == identity and stored != private.sampler_in_use:
+        private.row_order = row_order or None
         entropy = sum(word << 32 * i for i, word in enumerate(words))
         follows = sampling.move_to(entropy, assignment, position)
     else:
@@ -325,11 +337,24 @@ def continue_sampling(model: keras.Model, sampling: Any) -> bool:
         if not follows:
             sampling.start_whole_pass()
     words = [sampling.entropy >> 32 * i & 0xFFFFFFFF for i in range(_ENTROPY_WORDS)]
-    now = [identity, *words, sampling.assignment, sampling.position, steps]
-    _write(private, now)
+    order = private.row_order or 0
+    _write(private, [identity, *words, sampling.assignment, sampling.position, steps, order])
     # Without a position, a resumed run draws afresh, and is not the same to the last bit.
     sampling.watch(lambda: _write(private, [0] * SAMPLER_SIZE))
     return follows
+
+
+def note_row_order(private, row_order):
+    """Remembers in which order the rows come from now on, also for private files.
+
+    Args:
+        private: `PrivateState` of an optimizer.
+        row_order: `Source.row_order` of the data, `None` if it means nothing.
+    """
+    if row_order is not None:
+        private.row_order = row_order
+        if any(private.sampler_in_use):
+            _write(private, [*private.sampler_in_use[:-1], row_order])
 
 
 def _write(private, values):

@@ -312,6 +312,7 @@ class PrivateUpdate:
             (self._sampling_record, record),
             (private.noise_draws, private.noise_draws.value + 1),
             (private.process_draws, private.process_draws.value + 1),
+            (private.own_steps, private.own_steps.value + 1),
             (private.error_step, tf.cast(self._iterations.value, tf.int64) + 1),
         ]
         # TensorFlow runs what needs no data also when the data have come to an end, and Keras
@@ -388,7 +389,8 @@ class PrivateUpdate:
                 f"({type(self).__name__}) has {len(self.variables)}, so it cannot take over the "
                 "count of steps that epsilon needs. Compile with the arguments of the saved one "
                 "(momentum, `use_ema`, ...), or load with `compile=False`, or `load_weights` "
-                "before `compile`, and add epsilon and delta of its training to those of the next."
+                "before `compile`, and compose its training with the next by "
+                "`accounting.compose_epsilon`."
             )
         for number, variable in enumerate(self.variables):
             if variable is self._sampling_record and str(number) in released:

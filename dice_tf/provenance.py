@@ -34,7 +34,7 @@ from dice_tf.errors import AccountingError, SamplingError
 # group assignment in use, -1 before the first. `sampling`: `sampling_name` of all steps
 # of a known origin, `_UNKNOWN` before the first, `SEVERAL` if several samplers drew them,
 # `UNSEEN` if epochs had several lengths or were not seen to be one pass over the data.
-# `seeded_steps`: steps whose noise came from a `noise_seed`. `rows`: rows of nonzero weight in
+# `rows`: rows of nonzero weight in
 # unmarked batches since an epoch began; `most_rows`: the largest such number so far;
 # `largest_batch`: that of a single step.
 # `seeded_steps`: steps whose noise came from a `noise_seed`. `mechanism`: `mechanism_name` of
@@ -333,11 +333,16 @@ def check_record(record, iterations, sampling):
         return check_rows(record, sampling)
     elif seen["loose_steps"]:
         size = sampling.expected_batch_size
+        fits = seen["largest_batch"] <= size
+        made = (
+            f"For steps already made, `ShuffledEpochs({size}, {size})` counts each step as an epoch."
+            if fits
+            else f"Steps of {seen['largest_batch']} rows have no epsilon: take at most {size} a step."
+        )
         raise SamplingError(
             f"Cannot account the run by {sampling!r}: {seen['loose_steps']} of {iterations} steps "
             "were made outside `fit`, where nobody sees that an epoch shows each example once. "
-            "Give `fit` the data, or loop over a Poisson sampler. For steps already made, "
-            f"`ShuffledEpochs({size}, {size})` counts each step as an epoch."
+            f"Give `fit` the data, or loop over a Poisson sampler. {made}"
         )
     _check_origin(seen, sampling)
     check_rows(record, sampling)

@@ -18,7 +18,7 @@ import numpy as np
 from scipy import stats
 import tensorflow as tf
 
-from dice_tf import admission, multi_worker, padding, row_order
+from dice_tf import admission, multi_worker, padding, provenance, row_order
 from dice_tf.data_sources import row_fetcher, row_weights
 from dice_tf.errors import SamplingError
 from dice_tf.mechanism import check_integer
@@ -116,7 +116,11 @@ class Sampling:
     @property
     def position(self) -> int:
         """Int, number of steps from the first draw to the first of the next iteration."""
-        return self._state.iterations * self.steps_per_epoch + self._state.offset
+        return self.position_of(self._state)
+
+    def position_of(self, state):
+        """Returns the `position` of an equal object, by its state."""
+        return state.iterations * self.steps_per_epoch + state.offset
 
     def move_to(self, entropy, assignment, position):
         """Takes over the draws of an equal object; the next iteration begins at `position`.
@@ -242,10 +246,10 @@ class Sampling:
         begin, draw, rows = self._plan(
             self.steps(planned_epochs), multi_worker.join_workers(self)
         )
-        draws = [0]
+        draws, name = [0], provenance.sampling_name(self)
 
         def counted_draw(iteration, step):
-            self._state.count_draw(draws)
+            self._state.count_draw(draws, name)
             return draw(iteration, step)
 
         def batch(iteration, step):

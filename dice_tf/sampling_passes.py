@@ -15,7 +15,7 @@ import weakref
 import keras
 import tensorflow as tf
 
-from dice_tf import private_checkpoints, provenance
+from dice_tf import draw_origins, private_checkpoints, provenance
 from dice_tf.accounting.events import check_run
 from dice_tf.errors import UnaccountedStepsWarning
 
@@ -51,8 +51,8 @@ def begin(model, sampling, row_order=None):
     follows = private_checkpoints.continue_sampling(model, sampling)
     if not follows or _is_other_order(optimizer, row_order):
         close_open_pass(optimizer, sampling, row_order)
-    if row_order is not None:
-        optimizer._private.row_order = row_order
+    private_checkpoints.note_row_order(optimizer._private, row_order)
+    draw_origins.check_seed(optimizer, sampling)
     _write_record(optimizer, provenance.join_sampling(read_record(optimizer), sampling))
     _warn_of_discarded_steps(optimizer)
 
@@ -133,6 +133,22 @@ def warn_of_other_trainings(model):
         yield
     finally:
         _trainings[model] = weakref.ref(optimizer), int(optimizer.iterations.numpy())
+
+
+def warn_of_plain_steps(model):
+    """Warns, when a `fit` without privacy begins, if the model was trained privately before.
+
+    Args:
+        model: Compiled Keras model whose optimizer is not private.
+    """
+    steps = _trainings.get(model, (None, 0))[1]
+    if steps:
+        warnings.warn(
+            f"Model '{model.name}' was trained for {steps} private steps, and now trains without "
+            f"privacy, by {type(model.optimizer).__name__}: no epsilon, past or future, covers the "
+            "data of this `fit`. Use public data here, or compile with the private optimizer again.",
+            stacklevel=3,
+        )
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a sampling object remembers: its secret entropy, and what was drawn so far."""
 
+import collections
 from collections.abc import Callable
 import dataclasses
 import os
@@ -67,8 +68,10 @@ class SamplingState:
     _expected: int = 0
     _on_gap: Callable[[], None] | None = None
 
-    # No field: one for all, so that objects can be copied.
+    # No fields: one for all, so that objects can be copied.
     lock = threading.Lock()
+    # From the public name of a sampling to the batches that all its objects drew here.
+    drawn_in_process = collections.Counter()
 
     def begin_iteration(self, seeded):
         """Returns what makes an iteration's draws differ from all others, and its offset."""
@@ -98,10 +101,16 @@ class SamplingState:
             self.iterations += self.offset > 0
             self.offset, self.numbered = 0, True
 
-    def count_draw(self, of_data_set):
-        """Counts one batch, also in the list of one number that the data set has."""
+    def count_draw(self, of_data_set, name):
+        """Counts one batch, also for the data set and for the name of its sampling.
+
+        Args:
+            of_data_set: List of one number.
+            name: Int, `provenance.sampling_name`.
+        """
         with self.lock:
             self.draws += 1
+            self.drawn_in_process[name] += 1
             of_data_set[0] += 1
 
     def watch(self, position, on_gap):

@@ -63,9 +63,10 @@ def batches():
 
 def state(model):
     optimizer = model.optimizer
-    # Who drew them is known to `fit` alone.
+    # Who drew them, and what an epoch is, is known to `fit` alone.
     record = provenance.unpack_record(optimizer.sampling_record.numpy())
-    of_fit = ("assignment", "sampling", "loose_steps", "first_seeded_draw")
+    of_fit = ("assignment", "sampling", "first_seeded_draw", "rows", "most_rows", "loose_steps",
+              "loop_steps")  # fmt: skip
     record.update(dict.fromkeys(of_fit))
     others = [v for v in optimizer.variables if v is not optimizer.sampling_record]
     numbers = flat([*model.variables, *others, *optimizer.errors])

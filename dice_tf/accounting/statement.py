@@ -92,7 +92,6 @@ def privacy_statement(
         guarantee(mechanism, sampling, steps, delta, name, neighbouring_relation)
         for name in ACCOUNTANTS
     ]
-    check_accountant(accountant)
     chosen = by_accountant[ACCOUNTANTS.index(accountant)]
     if not events.is_amplified(sampling):
         draws_are_secret = None  # Nothing is claimed of them.
