@@ -3,10 +3,11 @@
 #
 #   make demo                          trains a private classifier of digit images
 #   make demo DATASET=fashion_mnist    the same on another data set
-#   make test                          runs the tests
+#   make test                          runs the tests, but for the long ones
+#   make test-all                      runs the long ones, too: kills, several processes, searches
 #   make benchmark                     measures what privacy costs, in half an hour
 #   make bazel-test                    builds everything and runs the fast tests with Bazel
-#   make lint                          checks the format of the BUILD files
+#   make lint                          checks the Python and the BUILD files
 #   make docs                          makes a site of the documentation in out/docs
 #   make dist                          builds the wheel and the source distribution in out/dist
 #   make test-dist                     installs them in a clean environment and trains there
@@ -37,7 +38,7 @@ export KERAS_BACKEND = tensorflow
 export TF_CPP_MIN_LOG_LEVEL ?= 1
 
 .NOTPARALLEL:
-.PHONY: help demo benchmark test lint docs dist test-dist test-matrix bazel-test clean
+.PHONY: help demo benchmark test test-all lint docs dist test-dist test-matrix bazel-test clean
 
 help:
 	@sed -n '/^#   /s/^#  //p' Makefile
@@ -56,9 +57,14 @@ benchmark: $(VENV)/benchmarks.stamp
 SHOW_VERSIONS := import sys; from importlib.metadata import version; print("Python", \
     sys.version.split()[0], *(f"{name} {version(name)}" for name in ("tensorflow", "keras")))
 
+PYTEST = $(VENV_PYTHON) -m pytest -n $(WORKERS) --dist worksteal --durations=20
+
 test: $(VENV)/test.stamp
 	@$(VENV_PYTHON) -c '$(SHOW_VERSIONS)'
-	$(VENV_PYTHON) -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+	$(PYTEST) -m "not long" $(PYTEST_ARGS)
+
+test-all: test
+	$(PYTEST) -m long $(PYTEST_ARGS)
 
 # The tests find TensorFlow in .venv, through PATH: Bazel itself fetches nothing.
 bazel-test: $(VENV)/test.stamp
@@ -69,12 +75,15 @@ bazel-test: $(VENV)/test.stamp
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bazel test --config=fast //...
 
 BUILDIFIER_PACKAGE := @bazel/buildifier@8.2.1
+PYTHON_FILES := dice_tf tests examples benchmarks docs setup.py
 BUILDIFIER := out/node/node_modules/.bin/buildifier
 
-lint: $(BUILDIFIER)
+lint: $(BUILDIFIER) $(VENV)/lint.stamp
+	$(VENV_PYTHON) -m ruff check $(PYTHON_FILES)
+	$(VENV_PYTHON) -m ruff format --check $(PYTHON_FILES)
 	$(BUILDIFIER) -mode=check -lint=warn -r \
 	    $(wildcard WORKSPACE BUILD benchmarks docs examples tests third_party)
-	@echo "lint: the BUILD files are formatted as buildifier has them."
+	@echo "lint: Python files are as ruff has them, BUILD files as buildifier has them."
 
 # The package carries the binaries; its scripts have nothing to add.
 $(BUILDIFIER):
@@ -139,8 +148,10 @@ $(VENV)/demo.stamp: EXTRAS = demo
 $(VENV)/test.stamp: EXTRAS = test
 $(VENV)/benchmarks.stamp: EXTRAS = benchmarks
 $(VENV)/docs.stamp: EXTRAS = docs
+$(VENV)/lint.stamp: EXTRAS = lint
 $(VENV)/test.stamp: ALSO = $(VENV)/demo.stamp
-$(VENV)/demo.stamp $(VENV)/test.stamp $(VENV)/benchmarks.stamp $(VENV)/docs.stamp: \
+$(VENV)/demo.stamp $(VENV)/test.stamp $(VENV)/benchmarks.stamp $(VENV)/docs.stamp \
+    $(VENV)/lint.stamp: \
     $(VENV)/created.stamp $(PACKAGING)
 	@echo "Installing dice_tf [$(EXTRAS)] into $(VENV)."
 	@echo "TensorFlow is a download of several hundred MB: a few minutes, once."

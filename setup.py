@@ -93,6 +93,11 @@ TEST = EXAMPLES + [
     'tf-keras>=2.16; python_version < "3.12"',
 ]
 
+LINT = [
+    # Format and rules of Python files; each 0.x release may change them.
+    "ruff>=0.14,<0.18",
+]
+
 DOCS = [
     # Makes the site. 7.4 needs packaging 23, which tensorflow-privacy 0.9 does not permit.
     "sphinx>=7.3,<7.4",
@@ -126,6 +131,7 @@ setuptools.setup(
         # draw their results.
         "benchmarks": DEMO,
         "docs": DOCS,
+        "lint": LINT,
     },
     zip_safe=False,
     classifiers=[

@@ -5,6 +5,7 @@
 import os
 
 import hypothesis
+import pytest
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
@@ -22,3 +23,51 @@ for _variable in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_T
 # first example of a property traces a graph, the others do not.
 hypothesis.settings.register_profile("dice_tf", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("dice_tf")
+
+# What `make test` leaves out, and `make test-all` runs: kills and several processes, whole
+# programs of the pages, searches, and the largest models. Files, or single tests of others.
+LONG = {
+    "ablation_test.py",
+    "audit_privacy_test.py",
+    "benchmarks_test.py",
+    "cases2_first_check_test.py",
+    "clipping_bias_test.py",
+    "compare_test.py",
+    "counterexample_test.py",
+    "custom_training_loop_test.py",
+    "distribution_test.py",
+    "finetune_text_test.py",
+    "image_models_test.py",
+    "killed_workers_test.py",
+    "migrating_docs_test.py",
+    "multi_gpu_test.py",
+    "multi_worker_test.py",
+    "precision_test.py",
+    "replicas_benchmark_test.py",
+    "resume_test.py",
+    "train_image_classifier_test.py",
+    "workflow_callbacks_test.py",
+    "workflow_finetune_applications_test.py",
+    "workflow_gan_test.py",
+    "workflow_image_folder_test.py",
+    "workflow_lora_text_test.py",
+    "workflow_masked_lstm_test.py",
+    "workflow_privacy_officer_test.py",
+    "workflow_table_test.py",
+    "test_an_output_without_weights_has_weight_1",
+    "test_b1_fix_model_rebuilds_every_family_of_keras_applications",
+    "test_calibrated_noise_lets_all_steps_be_made",
+    "test_command_line",
+    "test_d1_the_part_of_one_example_in_the_sums",
+    "test_equals_a_loop_over_examples_in_the_same_policy",
+    "test_the_code_runs_from_top_to_bottom",
+    "test_thresholds_hold_to_the_precision_of_float32",
+    "test_without_clipping_and_noise_equals_the_original_over_20_steps",
+}
+
+
+def pytest_collection_modifyitems(items):
+    """Marks long tests."""
+    for item in items:
+        if {item.path.name, item.originalname} & LONG:
+            item.add_marker(pytest.mark.long)
