@@ -131,6 +131,8 @@ class PrivacyPlan:
             ratio = check_number("error_norm_clip_ratio", ratio, exclusive=False)
         if feedback_steps is None:
             feedback_steps, why = self._choose_feedback_steps(ratio, sampling)
+            if ratio and not feedback_steps:
+                feedback_steps, why = 1, "as error_norm_clip_ratio is above 0"
             self._why["feedback_steps"] = why
         feedback_steps = check_integer("feedback_steps", feedback_steps, minimum=0)
         if ratio is None:

@@ -205,6 +205,16 @@ def test_nothing_is_fed_back_to_rows_that_changed_places_in_a_restart(tmp_path, 
         assert dice_tf.run_epsilon(resumed, again, DELTA) == planned(model, again, 24)
 
 
+def test_a_list_that_was_shuffled_between_two_fits_on_one_data_set_is_seen():
+    model, sampling, first = make(), dice_tf.CyclicPoissonSampling(N, B), FirstErrors()
+    pairs = list(zip(X, Y))
+    data = sampling.dataset(pairs)
+    for change, expected in [(list, False), (list, True), (list.reverse, False)]:
+        change(pairs)
+        model.fit(data, verbose=0, callbacks=[first])
+        assert first.there is expected
+
+
 # --- Order of batches, plain steps, remedies ----------------------------------------------
 
 
@@ -265,6 +275,25 @@ def test_a_callback_keeps_the_epsilon_of_the_optimizer_that_it_watched():
     assert first.epsilon() == planned(model, sampling, 24)
     first.set_model(make())
     assert first.epsilon() == 0
+
+
+def test_the_remedy_for_fewer_steps_in_an_epoch_works():
+    model, sampling = make(), dice_tf.CyclicPoissonSampling(N, B)
+    callback = dice_tf.EpsilonCallback(sampling, DELTA)
+    with pytest.raises(SamplingError, match=r"use `repeat\(\)` and pass `steps_per_epoch`"):
+        model.fit(sampling.dataset(X, Y).take(5), verbose=0, callbacks=[callback])
+    data = sampling.dataset(X, Y).repeat()
+    model.fit(data, steps_per_epoch=5, epochs=3, verbose=0, callbacks=[callback])
+    assert callback.epsilon() == planned(model, sampling, 15)
+
+
+def test_a_plan_with_a_ratio_feeds_back_however_few_the_steps():
+    for sampling in (None, dice_tf.PoissonSampling(1000, 100)):
+        sizes = {} if sampling else dict(num_examples=1000, batch_size=100)
+        plan = dice_tf.PrivacyPlan(
+            epochs=3, noise_multiplier=3.0, error_norm_clip_ratio=1.0, sampling=sampling, **sizes
+        )
+        assert plan.feedback_steps == 1 and "error_norm_clip_ratio is above 0" in str(plan)
 
 
 @pytest.mark.parametrize("rows", [B, 2 * B])
