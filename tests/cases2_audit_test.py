@@ -5,6 +5,7 @@
 Each of them gave an epsilon below the truth, or no sign that there is none.
 """
 
+import dataclasses
 import re
 import warnings
 
@@ -161,12 +162,29 @@ def test_a_seed_that_may_come_again_after_loading_is_warned_of(tmp_path):
 def test_runs_with_the_same_draws_do_not_compose():
     mechanism = make().optimizer.mechanism
     run = lambda **seed: (mechanism, dice_tf.PoissonSampling(N, B, **seed), 12)
-    with pytest.raises(AccountingError, match="have one seed"):
-        accounting.compose_epsilon([run(seed=1), run(seed=1)], DELTA)
+    larger = dataclasses.replace(mechanism, expected_batch_size=B + 1)
+    other_size = larger, dice_tf.PoissonSampling(N, B + 1, seed=1), 12
+    for runs in ([run(seed=1), run(seed=1)], [run(seed=1), other_size]):
+        with pytest.raises(AccountingError, match="draw alike, from one seed"):
+            accounting.compose_epsilon(runs, DELTA)
     expected = accounting.compose_epsilon([run(), run()], DELTA)
     one = run(seed=1)
     for runs in ([one, one], [one, run(seed=2)], [one, run()]):
         assert accounting.compose_epsilon(runs, DELTA) == expected
+
+
+def test_two_runs_from_one_private_file_do_not_compose(tmp_path):
+    model, runs = make(save_errors=True), []
+    fit(model, dice_tf.PoissonSampling(N, B))
+    model.save_weights(tmp_path / "private.weights.h5")
+    for _ in range(2):
+        resumed, sampling = make(save_errors=True), dice_tf.PoissonSampling(N, B)
+        resumed.load_weights(tmp_path / "private.weights.h5")
+        fit(resumed, sampling)
+        runs.append(dice_tf.accounted_run(resumed, sampling))
+    assert accounting.compose_epsilon(runs[:1], DELTA) == planned(model, sampling, 24)
+    with pytest.raises(AccountingError, match="or one private file"):
+        accounting.compose_epsilon(runs, DELTA)
 
 
 # --- Rows in another order, behind a private file -----------------------------------------
