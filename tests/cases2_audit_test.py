@@ -64,7 +64,7 @@ def test_batches_that_a_loop_kept_are_no_fresh_draws(kept, after_a_fit):
     batches = kept(sampling.dataset(X, Y))
     for _ in range(6):
         take_steps(model, batches)
-    with pytest.raises(SamplingError, match="72 steps were taken outside `fit`"):
+    with pytest.raises(SamplingError, match="72 steps were taken outside the data of `fit`"):
         dice_tf.run_epsilon(model, sampling, DELTA)
     with pytest.raises(SamplingError, match="used again"):
         fit(model, sampling, callbacks=[dice_tf.EpsilonCallback(sampling, DELTA)])
@@ -77,6 +77,19 @@ def test_one_batch_trained_on_again_and_again_is_no_fresh_draw():
     x, y, weights = next(iter(data))
     for _ in range(20):
         model.train_on_batch(x, y, weights)
+    with pytest.raises(SamplingError, match="used again"):
+        dice_tf.run_epsilon(model, sampling, DELTA)
+
+
+def test_a_callback_that_trains_on_a_kept_batch_takes_no_fresh_draw():
+    model, sampling = make(), dice_tf.PoissonSampling(N - 2, B)  # Drawn from here alone.
+    data = sampling.dataset(X[2:], Y[2:])
+    x, y, weights = next(iter(data))
+    again = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda *_: [model.train_on_batch(x, y, weights) for _ in range(20)]
+    )
+    model.fit(data, verbose=0, callbacks=[again])
+    assert int(model.optimizer.iterations) == sampling.steps_per_epoch + 20
     with pytest.raises(SamplingError, match="used again"):
         dice_tf.run_epsilon(model, sampling, DELTA)
 
