@@ -9,6 +9,7 @@ as `ShuffledEpochs`, each example once per epoch, and must not hold operations t
 examples.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -32,12 +33,13 @@ class Source(NamedTuple):
     Attributes:
         sampling: The object that draws them.
         draws: List that holds the number of batches drawn so far.
-        row_order: Int that tells another order of the rows, `None` where order means nothing.
+        row_order: Function that reads rows and returns an int, another one for another order of
+            them; `None` where order means nothing.
     """
 
     sampling: Any
     draws: list
-    row_order: int | None = None
+    row_order: Callable[[], int] | None = None
 
 
 def mark(dataset, source):
@@ -76,8 +78,8 @@ def samplings(data):
 
 
 def row_order(found):
-    """Returns the one order of rows of a list of `Source`s, `None` if it means nothing."""
-    return found[0].row_order if found else None
+    """Returns the order of rows behind a list of `Source`s by now, `None` if it means nothing."""
+    return found[0].row_order() if found and found[0].row_order else None
 
 
 def check_claim(sampling, data, found):
@@ -140,7 +142,8 @@ def _check_operation(data, found, drawn):
             f"`{_spelled(operation)}` stands between {sampling!r} and `fit`. It may leave out, "
             "repeat or reorder batches, perhaps because of what they hold, and epsilon is of all "
             "batches as drawn. Allowed are map, prefetch, repeat, zip and with_options. For fewer "
-            "steps pass `steps_per_epoch`; leave examples out before `sampling.dataset`."
+            "steps use `repeat()` and pass `steps_per_epoch`; leave examples out before "
+            "`sampling.dataset`."
         )
     if operation == "Zip" and sum(map(bool, found)) > 1:
         raise SamplingError(
@@ -154,7 +157,7 @@ def _check_operation(data, found, drawn):
             "accounts for both. Train on them in two runs, and compose both by "
             "`accounting.compose_epsilon`."
         )
-    if operation == "Concatenate" and len({source.row_order for source in drawn}) > 1:
+    if operation == "Concatenate" and len({row_order([source]) for source in drawn}) > 1:
         raise SamplingError(
             f"The data sets joined here hold other rows, or rows in another order, and "
             f"{sampling!r} assigns rows to groups by their place: an example could be in two "

@@ -145,7 +145,7 @@ def _fit(stock_fit):
             sampling_passes.warn_of_other_trainings(self),
             sampling_passes.warn_of_unaccounted_steps(self, budgets),
             self.optimizer._private.steps_of_fit(),
-            draw_origins.steps_of_fit(self.optimizer, samplings),
+            draw_origins.steps_of_fit(self.optimizer, found),
             fit_data.typed_errors(),
             class_weights.typed_errors(),
         ):

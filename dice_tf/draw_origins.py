@@ -20,14 +20,19 @@ _steps_in_fits = collections.Counter()
 
 
 @contextlib.contextmanager
-def steps_of_fit(optimizer, samplings):
+def steps_of_fit(optimizer, found):
     """Context of a `fit`, whose batches are known to be drawn for it.
+
+    What a callback trains on meanwhile may not be: steps without a draw count as those of a loop.
 
     Args:
         optimizer: A private optimizer.
-        samplings: Objects of `dice_tf.sampling` that draw the data.
+        found: List of `admission.Source`s behind the data.
     """
-    private, names = optimizer._private, {provenance.sampling_name(s) for s in samplings}
+    private = optimizer._private
+    names = {provenance.sampling_name(source.sampling) for source in found}
+    counts = list({id(source.draws): source.draws for source in found}.values())
+    drawn_before = sum(count[0] for count in counts)
     began = private.steps_here()
     private.loop_steps_before += began - private.fit_ended_at
     private.fit_ended_at = began
@@ -36,7 +41,10 @@ def steps_of_fit(optimizer, samplings):
     finally:
         private.fit_ended_at = private.steps_here()
         if len(names) == 1:
-            _steps_in_fits[names.pop()] += private.fit_ended_at - began
+            taken = private.fit_ended_at - began
+            drawn = min(taken, sum(count[0] for count in counts) - drawn_before)
+            _steps_in_fits[names.pop()] += drawn
+            private.loop_steps_before += taken - drawn
 
 
 def check_steps(optimizer, sampling):
@@ -59,9 +67,9 @@ def check_steps(optimizer, sampling):
     if steps > drawn:
         raise SamplingError(
             f"Cannot claim privacy amplification by {sampling!r}: {steps} steps were taken outside "
-            f"`fit`, for which at most {drawn} batches were drawn, so some were used again: kept "
-            "in a list, behind `cache()`, or trained on twice. Loop over `sampling.dataset(...)` "
-            "itself in every epoch, and begin anew."
+            f"the data of `fit`, for which at most {drawn} batches were drawn, so some were used "
+            "again: kept in a list, behind `cache()`, or trained on twice. Loop over "
+            "`sampling.dataset(...)` itself in every epoch, and begin anew."
         )
     known = provenance.unpack_record(optimizer.sampling_record.numpy())["assignment"]
     other = known not in (-1, sampling.assignment) or in_loop > sampling.draws

@@ -136,6 +136,8 @@ class PrivacyPlan:
         if feedback_steps is None:
             target = 2.0 if target_epsilon is None else target_epsilon
             feedback_steps, why = self._choose_feedback_steps(ratio, sampling, target)
+            if ratio and not feedback_steps:
+                feedback_steps, why = 1, "as error_norm_clip_ratio is above 0"
             self._why["feedback_steps"] = why
         feedback_steps = check_integer("feedback_steps", feedback_steps, minimum=0)
         if ratio is None:

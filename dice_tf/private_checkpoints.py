@@ -349,7 +349,7 @@ def note_row_order(private, row_order):
 
     Args:
         private: `PrivateState` of an optimizer.
-        row_order: `Source.row_order` of the data, `None` if it means nothing.
+        row_order: `admission.row_order` of the data, `None` if it means nothing.
     """
     if row_order is not None:
         private.row_order = row_order

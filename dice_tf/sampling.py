@@ -271,7 +271,9 @@ class Sampling:
         options = tf.data.Options()
         options.autotune.enabled = False
         data = data.with_options(options)
-        order = row_order.fingerprint(fetch, self.num_examples) if self.num_groups > 1 else None
+        # Asked for when a `fit` begins: a list, or a file, may have changed by then.
+        order = functools.partial(row_order.fingerprint, fetch, self.num_examples)
+        order = order if self.num_groups > 1 else None
         admission.mark(data, admission.Source(self, draws, order))
         return data.apply(tf.data.experimental.assert_cardinality(self.steps_per_epoch)).prefetch(2)
 

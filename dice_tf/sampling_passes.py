@@ -15,7 +15,7 @@ import weakref
 import keras
 import tensorflow as tf
 
-from dice_tf import draw_origins, private_checkpoints, provenance
+from dice_tf import admission, draw_origins, private_checkpoints, provenance
 from dice_tf.accounting.events import check_run
 from dice_tf.errors import UnaccountedStepsWarning
 
@@ -42,7 +42,7 @@ def begin(model, sampling, row_order=None):
     Args:
         model: Keras model compiled with a private optimizer.
         sampling: The object whose `dataset` feeds the steps that follow.
-        row_order: `Source.row_order` of its data, `None` if unknown.
+        row_order: `admission.row_order` of its data, `None` if unknown.
     """
     optimizer = model.optimizer
     private_checkpoints.build_optimizer(model)
@@ -95,7 +95,7 @@ def with_passes(model, callbacks, found, unaccounted=None):
     if unaccounted is not None:
         added = _NotePass(unaccounted)
     elif found:
-        added = _BeginPass(found[0])
+        added = _BeginPass(found[0].sampling, admission.row_order(found))
     else:
         return callbacks
     if isinstance(callbacks, keras.callbacks.CallbackList):
@@ -183,9 +183,9 @@ class _BeginPass(keras.callbacks.Callback):
     # It has no methods for batches, so that nothing runs in another thread.
     async_safe = True
 
-    def __init__(self, source):
+    def __init__(self, sampling, row_order):
         super().__init__()
-        self._sampling, self._row_order = source.sampling, source.row_order
+        self._sampling, self._row_order = sampling, row_order
 
     def on_train_begin(self, logs=None):
         check_run(self.model.optimizer.mechanism, self._sampling, 0)
@@ -270,7 +270,7 @@ def close_open_pass(optimizer, sampling, row_order=None):
     Args:
         optimizer: A private optimizer.
         sampling: The object that draws the steps that follow.
-        row_order: `Source.row_order` of their data, `None` if unknown.
+        row_order: `admission.row_order` of their data, `None` if unknown.
     """
     steps = int(optimizer.iterations.numpy())
     if not steps:

@@ -5,6 +5,7 @@
 Each of them gave an epsilon below the truth, or no sign that there is none.
 """
 
+import dataclasses
 import re
 import warnings
 
@@ -63,7 +64,7 @@ def test_batches_that_a_loop_kept_are_no_fresh_draws(kept, after_a_fit):
     batches = kept(sampling.dataset(X, Y))
     for _ in range(6):
         take_steps(model, batches)
-    with pytest.raises(SamplingError, match="72 steps were taken outside `fit`"):
+    with pytest.raises(SamplingError, match="72 steps were taken outside the data of `fit`"):
         dice_tf.run_epsilon(model, sampling, DELTA)
     with pytest.raises(SamplingError, match="used again"):
         fit(model, sampling, callbacks=[dice_tf.EpsilonCallback(sampling, DELTA)])
@@ -76,6 +77,19 @@ def test_one_batch_trained_on_again_and_again_is_no_fresh_draw():
     x, y, weights = next(iter(data))
     for _ in range(20):
         model.train_on_batch(x, y, weights)
+    with pytest.raises(SamplingError, match="used again"):
+        dice_tf.run_epsilon(model, sampling, DELTA)
+
+
+def test_a_callback_that_trains_on_a_kept_batch_takes_no_fresh_draw():
+    model, sampling = make(), dice_tf.PoissonSampling(N - 2, B)  # Drawn from here alone.
+    data = sampling.dataset(X[2:], Y[2:])
+    x, y, weights = next(iter(data))
+    again = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda *_: [model.train_on_batch(x, y, weights) for _ in range(20)]
+    )
+    model.fit(data, verbose=0, callbacks=[again])
+    assert int(model.optimizer.iterations) == sampling.steps_per_epoch + 20
     with pytest.raises(SamplingError, match="used again"):
         dice_tf.run_epsilon(model, sampling, DELTA)
 
@@ -161,12 +175,29 @@ def test_a_seed_that_may_come_again_after_loading_is_warned_of(tmp_path):
 def test_runs_with_the_same_draws_do_not_compose():
     mechanism = make().optimizer.mechanism
     run = lambda **seed: (mechanism, dice_tf.PoissonSampling(N, B, **seed), 12)
-    with pytest.raises(AccountingError, match="have one seed"):
-        accounting.compose_epsilon([run(seed=1), run(seed=1)], DELTA)
+    larger = dataclasses.replace(mechanism, expected_batch_size=B + 1)
+    other_size = larger, dice_tf.PoissonSampling(N, B + 1, seed=1), 12
+    for runs in ([run(seed=1), run(seed=1)], [run(seed=1), other_size]):
+        with pytest.raises(AccountingError, match="draw alike, from one seed"):
+            accounting.compose_epsilon(runs, DELTA)
     expected = accounting.compose_epsilon([run(), run()], DELTA)
     one = run(seed=1)
     for runs in ([one, one], [one, run(seed=2)], [one, run()]):
         assert accounting.compose_epsilon(runs, DELTA) == expected
+
+
+def test_two_runs_from_one_private_file_do_not_compose(tmp_path):
+    model, runs = make(save_errors=True), []
+    fit(model, dice_tf.PoissonSampling(N, B))
+    model.save_weights(tmp_path / "private.weights.h5")
+    for _ in range(2):
+        resumed, sampling = make(save_errors=True), dice_tf.PoissonSampling(N, B)
+        resumed.load_weights(tmp_path / "private.weights.h5")
+        fit(resumed, sampling)
+        runs.append(dice_tf.accounted_run(resumed, sampling))
+    assert accounting.compose_epsilon(runs[:1], DELTA) == planned(model, sampling, 24)
+    with pytest.raises(AccountingError, match="or one private file"):
+        accounting.compose_epsilon(runs, DELTA)
 
 
 # --- Rows in another order, behind a private file -----------------------------------------
@@ -203,6 +234,16 @@ def test_nothing_is_fed_back_to_rows_that_changed_places_in_a_restart(tmp_path, 
         resumed.fit(again.dataset(X[order], Y[order]), verbose=0, callbacks=[first])
         assert again.assignment == sampling.assignment and first.there is expected
         assert dice_tf.run_epsilon(resumed, again, DELTA) == planned(model, again, 24)
+
+
+def test_a_list_that_was_shuffled_between_two_fits_on_one_data_set_is_seen():
+    model, sampling, first = make(), dice_tf.CyclicPoissonSampling(N, B), FirstErrors()
+    pairs = list(zip(X, Y))
+    data = sampling.dataset(pairs)
+    for change, expected in [(list, False), (list, True), (list.reverse, False)]:
+        change(pairs)
+        model.fit(data, verbose=0, callbacks=[first])
+        assert first.there is expected
 
 
 # --- Order of batches, plain steps, remedies ----------------------------------------------
@@ -265,6 +306,25 @@ def test_a_callback_keeps_the_epsilon_of_the_optimizer_that_it_watched():
     assert first.epsilon() == planned(model, sampling, 24)
     first.set_model(make())
     assert first.epsilon() == 0
+
+
+def test_the_remedy_for_fewer_steps_in_an_epoch_works():
+    model, sampling = make(), dice_tf.CyclicPoissonSampling(N, B)
+    callback = dice_tf.EpsilonCallback(sampling, DELTA)
+    with pytest.raises(SamplingError, match=r"use `repeat\(\)` and pass `steps_per_epoch`"):
+        model.fit(sampling.dataset(X, Y).take(5), verbose=0, callbacks=[callback])
+    data = sampling.dataset(X, Y).repeat()
+    model.fit(data, steps_per_epoch=5, epochs=3, verbose=0, callbacks=[callback])
+    assert callback.epsilon() == planned(model, sampling, 15)
+
+
+def test_a_plan_with_a_ratio_feeds_back_however_few_the_steps():
+    for sampling in (None, dice_tf.PoissonSampling(1000, 100)):
+        sizes = {} if sampling else dict(num_examples=1000, batch_size=100)
+        plan = dice_tf.PrivacyPlan(
+            epochs=3, noise_multiplier=3.0, error_norm_clip_ratio=1.0, sampling=sampling, **sizes
+        )
+        assert plan.feedback_steps == 1 and "error_norm_clip_ratio is above 0" in str(plan)
 
 
 @pytest.mark.parametrize("rows", [B, 2 * B])

@@ -31,7 +31,7 @@ def compose_epsilon(runs, delta, accountant="rdp"):
     Raises:
         AccountingError: If the arguments are out of range or contradict each other, or if
             runs with microbatches are Poisson-sampled in one and shuffled in another, or two
-            objects with one seed drew the same batches.
+            objects draw the same batches, from one seed or one private file.
 
     Example:
 
@@ -48,7 +48,7 @@ def compose_epsilon(runs, delta, accountant="rdp"):
     """
     check_accountant(accountant)
     runs = [_checked(run, delta) for run in runs]
-    _check_seeds([sampling for _, sampling, steps in runs if steps])
+    _check_draws([sampling for _, sampling, steps in runs if steps])
     delta = float(delta) if runs else events.check_delta(delta, 1)
     shuffled = any(not events.check_sampling(sampling) for _, sampling, _ in runs)
     rounds, parts = [], []
@@ -87,14 +87,14 @@ def compose_epsilon(runs, delta, accountant="rdp"):
     return curve(math.log(delta))
 
 
-def _check_seeds(samplings):
-    seeded = {id(s): s for s in samplings if events.is_amplified(s) and s.seed is not None}
-    # Equal objects draw the same batches; one object makes no draw twice.
-    if len(set(seeded.values())) < len(seeded):
+def _check_draws(samplings):
+    # One object makes no draw twice.
+    drawn = {id(sampling): sampling for sampling in samplings if events.is_amplified(sampling)}
+    if len({sampling.entropy for sampling in drawn.values()}) < len(drawn):
         raise AccountingError(
-            "Two samplers of these runs have one seed, so both drew the same batches: an example "
+            "Two samplers of these runs draw alike, from one seed or one private file: an example "
             "entered both runs at once, and their events do not compose. Give each run a seed of "
-            f"its own or none, or one object to all runs. Received: {[*seeded.values()][-1]!r}."
+            f"its own or none, or one object to all runs. Received: {[*drawn.values()]!r}."
         )
 
 
