@@ -7,13 +7,17 @@ were cut short, steps on batches that nobody drew, steps of other privacy parame
 epsilon of a run is asked for here; `accounting.compute_epsilon` is for runs that are planned.
 """
 
+import keras
+
 from dice_tf import accounting, draw_origins, private_checkpoints, provenance, sampling_passes
 from dice_tf.accounting.events import check_delta, check_run
 from dice_tf.errors import PlainGradientsError, SamplingError
+from dice_tf.mechanism import DiceMechanism
+from dice_tf.sampling import Sampling
 from dice_tf.training import is_private
 
 
-def accounted_run(model, sampling):
+def accounted_run(model: keras.Model, sampling: Sampling) -> tuple[DiceMechanism, Sampling, int]:
     """Returns what a run has been so far, once its record was found to back it.
 
     Args:
@@ -54,7 +58,9 @@ def accounted_run(model, sampling):
     return optimizer.mechanism, sampling, steps
 
 
-def run_epsilon(model, sampling, delta, accountant="rdp"):
+def run_epsilon(
+    model: keras.Model, sampling: Sampling, delta: float, accountant: str = "rdp"
+) -> float:
     """Returns the epsilon of all steps that a model's optimizer has made.
 
     It costs nothing and changes nothing to ask. `EpsilonCallback` shows the same number.
@@ -86,7 +92,9 @@ def run_epsilon(model, sampling, delta, accountant="rdp"):
     return accounting.compute_epsilon(*accounted_run(model, sampling), delta, accountant)
 
 
-def run_statement(model, sampling, delta, accountant="rdp"):
+def run_statement(
+    model: keras.Model, sampling: Sampling, delta: float, accountant: str = "rdp"
+) -> str:
     """Returns `accounting.privacy_statement` of all steps that a model's optimizer has made.
 
     Args:

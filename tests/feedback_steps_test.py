@@ -23,7 +23,7 @@ from softmax_regression import (
 )
 
 import dice_tf
-from dice_tf import accounting
+from dice_tf import accounting, rebuilding
 from dice_tf.errors import MechanismError
 
 CLIPS = dict(l2_norm_clip=0.4, error_norm_clip=1.2)
@@ -108,12 +108,16 @@ def test_the_error_of_a_variable_without_gradient_is_forgotten(feedback_steps):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = make_optimizer(feedback_steps=feedback_steps, **CLIPS)
     x, y = make_problem()
+    kept = lambda: [bool(np.any(e.numpy())) for e in optimizer.errors]
     for trainable in (True, False):
         model.layers[0].trainable = trainable
         model.compile(optimizer, loss)
         model.fit(x, y, batch_size=BATCH, verbose=0)
-        kept = [bool(np.any(e.numpy())) for e in optimizer.errors]
-        assert kept == feedback_steps * [trainable, trainable, True, True]
+        assert kept() == feedback_steps * (2 * trainable * [True] + [True, True])
+    model.layers[0].trainable = True
+    model.compile(optimizer, loss)
+    rebuilding.build_again(model)
+    assert kept() == feedback_steps * [False, False, True, True]
 
 
 @pytest.mark.parametrize("feedback_steps", [2, 3])

@@ -2,16 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """`compose_epsilon`: what several runs on the same data cost together."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 import math
+from typing import TYPE_CHECKING
 
 from dice_tf.accounting import events
 from dice_tf.accounting.epsilon import check_accountant, run_rounds
 from dice_tf.accounting.loss_distribution import loss_distribution_curve
 from dice_tf.accounting.renyi import renyi_epsilon, warn_at_edge
 from dice_tf.errors import AccountingError
+from dice_tf.mechanism import DiceMechanism
+
+if TYPE_CHECKING:
+    from dice_tf.sampling import Sampling
 
 
-def compose_epsilon(runs, delta, accountant="rdp"):
+def compose_epsilon(
+    runs: Sequence[tuple[DiceMechanism, Sampling, int]], delta: float, accountant: str = "rdp"
+) -> float:
     r"""Returns the epsilon of several runs on the same data, taken together.
 
     A second training with another optimizer, every trial of a search, a model that is trained
