@@ -201,10 +201,14 @@ def _source_fetcher(source, num_examples):
         else:
             found = [source[i] for i in indices.tolist()]
         rows = tf.nest.flatten(elements.stack(found))
-        return [elements.cast(*pair) for pair in zip(rows, (l.dtype for l in leaves), strict=True)]
+        return [
+            elements.cast(*pair) for pair in zip(rows, (leaf.dtype for leaf in leaves), strict=True)
+        ]
 
     def fetch(indices):
-        rows = tf.numpy_function(fetch_rows, [indices], [tf.as_dtype(l.dtype) for l in leaves])
+        rows = tf.numpy_function(
+            fetch_rows, [indices], [tf.as_dtype(leaf.dtype) for leaf in leaves]
+        )
         shaped = [
             tf.ensure_shape(row, (None, *leaf.shape[1:]))
             # Outside of a graph a list of one comes back without the list.

@@ -63,9 +63,7 @@ def check_number(
     number = float(value)
     below = number <= minimum if exclusive else number < minimum
     if not math.isfinite(number) or below:
-        raise error(
-            f"Argument `{name}` must be finite and {bound}. Received: {name}={value!r}."
-        )
+        raise error(f"Argument `{name}` must be finite and {bound}. Received: {name}={value!r}.")
     return number
 
 

@@ -211,9 +211,7 @@ def count_marks(sample_weight):
     return tf.reduce_sum(tf.cast(marked, tf.int32))
 
 
-def update_record(
-    record, marks, rows=0, noise_is_secret=True, mechanism=_UNKNOWN, in_fit=True
-):
+def update_record(record, marks, rows=0, noise_is_secret=True, mechanism=_UNKNOWN, in_fit=True):
     """Returns the record after one more step.
 
     Args:
@@ -335,9 +333,10 @@ def check_record(record, iterations, sampling):
         size = sampling.expected_batch_size
         fits = seen["largest_batch"] <= size
         made = (
-            f"For steps already made, `ShuffledEpochs({size}, {size})` counts each step as an epoch."
+            f"For steps already made, `ShuffledEpochs({size}, {size})` counts each as an epoch; "
+            "keep delta below 1/N of the data."
             if fits
-            else f"Steps of {seen['largest_batch']} rows have no epsilon: take at most {size} a step."
+            else f"Steps of {seen['largest_batch']} rows have no epsilon: take at most {size}."
         )
         raise SamplingError(
             f"Cannot account the run by {sampling!r}: {seen['loose_steps']} of {iterations} steps "

@@ -243,9 +243,7 @@ class Sampling:
         check_integer("planned_epochs", planned_epochs, error=SamplingError)
         fetch = row_fetcher(x, y, self.num_examples)
         weights = row_weights(sample_weight, self.num_examples)
-        begin, draw, rows = self._plan(
-            self.steps(planned_epochs), multi_worker.join_workers(self)
-        )
+        begin, draw, rows = self._plan(self.steps(planned_epochs), multi_worker.join_workers(self))
         draws, name = [0], provenance.sampling_name(self)
 
         def counted_draw(iteration, step):

@@ -146,7 +146,8 @@ def warn_of_plain_steps(model):
         warnings.warn(
             f"Model '{model.name}' was trained for {steps} private steps, and now trains without "
             f"privacy, by {type(model.optimizer).__name__}: no epsilon, past or future, covers the "
-            "data of this `fit`. Use public data here, or compile with the private optimizer again.",
+            "data of this `fit`. Use public data here, or compile with the private optimizer "
+            "again.",
             stacklevel=3,
         )
 

@@ -246,7 +246,7 @@ def _gradient_sums(model, optimizer, x, y, sample_weight):
 
 def _prepare(model, optimizer, x, y, sample_weight):
     """Builds what is not built and refuses what cannot be private."""
-    compiled_loss = loss.compiled_loss(model)
+    loss.compiled_loss(model)  # Refuses a loss of its own.
     x, y, sample_weight = (_to_symbolic(part) for part in (x, y, sample_weight))
     if not all(layer.built for layer in model._flatten_layers()):
         keras.src.backend.compute_output_spec(model, x, training=False)
@@ -312,8 +312,8 @@ def _still_holds(checks, model):
 
 def _to_symbolic(structure):
     return keras.tree.map_structure(
-        lambda t: t
-        if t is None
-        else keras.KerasTensor(t.shape, keras.backend.standardize_dtype(t.dtype)),
+        lambda t: (
+            t if t is None else keras.KerasTensor(t.shape, keras.backend.standardize_dtype(t.dtype))
+        ),
         structure,
     )

@@ -126,8 +126,8 @@ def _problem(layer, model):
         remedy = (
             "`dice_tf.fix_model(model)` replaces it by GroupNormalization"
             if is_graph(model)
-            else "Or write `keras.layers.GroupNormalization(groups=1)` in its place, in the code of "
-            + type(model).__name__
+            else "Or write `keras.layers.GroupNormalization(groups=1)` in its place, in the code "
+            "of " + type(model).__name__
         )
         return (
             "normalises with statistics of the whole batch, so each example changes the gradients "

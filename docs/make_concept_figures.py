@@ -188,8 +188,8 @@ def variations_table():
          EPOCHS, DELTA),
         ("twice the batch, half the `noise_multiplier`", cyclic(NUM_EXAMPLES, 2 * BATCH_SIZE),
          {"batch_size": 2 * BATCH_SIZE, "noise_multiplier": 1.0}, EPOCHS, DELTA),
-        ("ten times the data, as many steps, delta = 1e-6", cyclic(10 * NUM_EXAMPLES, BATCH_SIZE), {},
-         EPOCHS / 10, DELTA / 10),
+        ("ten times the data, as many steps, delta = 1e-6",
+         cyclic(10 * NUM_EXAMPLES, BATCH_SIZE), {}, EPOCHS / 10, DELTA / 10),
         ("`PoissonSampling`", PoissonSampling(NUM_EXAMPLES, BATCH_SIZE), {}, EPOCHS, DELTA),
         ("arrays to `fit` (`ShuffledEpochs`)", ShuffledEpochs(NUM_EXAMPLES, BATCH_SIZE), {},
          EPOCHS, DELTA),
@@ -202,9 +202,7 @@ def variations_table():
     body = []
     for label, sampling, changes, epochs, delta in rows:
         mechanism, steps = mechanism_of(**changes), sampling.steps(1)
-        epsilon = accounting.compute_epsilon(
-            mechanism, sampling, round(epochs * steps), delta
-        )
+        epsilon = accounting.compute_epsilon(mechanism, sampling, round(epochs * steps), delta)
         body.append([label, f"{epsilon:.2f}", over(mechanism)])
     return markdown(["what changes", "epsilon", "noise on the mean"], body)
 
@@ -240,18 +238,14 @@ def descend(targets, steps, learning_rate, **arguments):
     """
     weight, path = 0.0, [0.0]
     arguments = arguments or dict(l2_norm_clip=1e6, error_norm_clip=0.0)
-    mechanism = DiceMechanism(
-        noise_multiplier=1.0, expected_batch_size=len(targets), **arguments
-    )
+    mechanism = DiceMechanism(noise_multiplier=1.0, expected_batch_size=len(targets), **arguments)
     errors = [tf.zeros([1])] if mechanism.error_norm_clip else []
     for _ in range(steps):
         gradients = tf.constant(weight - targets, tf.float32)
         head, residual = clip_weights(tf.abs(gradients), mechanism)
         total = lambda weights: [tf.reduce_sum(weights * gradients, keepdims=True)]
         residuals = [] if residual is None else total(residual)
-        direction, errors = feedback.direction_and_errors(
-            total(head), residuals, errors, mechanism
-        )
+        direction, errors = feedback.direction_and_errors(total(head), residuals, errors, mechanism)
         weight -= learning_rate * float(direction[0][0])
         path.append(weight)
     return path

@@ -167,9 +167,7 @@ def paper_table():
     """Returns a Markdown table of what is claimed and what is true at the paper's noise."""
     noise, run = paper_noise(), PAPER_RUN
     claim = accounting.paper_epsilon(noise, run.delta, run.num_examples, run.steps)
-    renyi = accounting.paper_epsilon(
-        noise, run.delta, run.num_examples, run.steps, form="renyi"
-    )
+    renyi = accounting.paper_epsilon(noise, run.delta, run.num_examples, run.steps, form="renyi")
     lower = counterexample(noise, THRESHOLD)
     # C1 = C2 = C/B, the condition of the theorem.
     literal_noise = accounting.paper_noise_stddev(

@@ -98,9 +98,7 @@ def draw_trials(method, epsilon, task, seeds):
         feedback_steps = int(random.choice(FEEDBACK_STEPS)) if method == "DiceSGD" else 0
         # With momentum, a step is the sum of many: the same rate then goes as far.
         rate *= 1 - momentum
-        trials.append(
-            Trial(method, epsilon, seed, clip, feedback_steps, rate, momentum, averaging)
-        )
+        trials.append(Trial(method, epsilon, seed, clip, feedback_steps, rate, momentum, averaging))
     return trials
 
 
@@ -226,7 +224,9 @@ def run_task(name, flag_values):
         "and epsilon are in search.csv and final.csv."
     )
     print(f"{len(task.held_out[0])} held-out examples for searches, {len(task.test[0])} for tests.")
-    runs = _Runs(folder, task, len(comparison_report.METHODS) * len(flag_values.epsilons), flag_values)
+    runs = _Runs(
+        folder, task, len(comparison_report.METHODS) * len(flag_values.epsilons), flag_values
+    )
     summaries = []
     for epsilon in map(float, flag_values.epsilons):
         scores, search_scores = {}, {}
@@ -248,7 +248,9 @@ def run_task(name, flag_values):
     table = comparison_report.format_table(summaries, task.score)
     print(f"\n{table}\n")
     title = f"{name}, $\\delta$ = {task.delta:g}"
-    plots.plot_comparison(folder / "comparison.png", summaries, comparison_report.METHODS, title, task.score)
+    plots.plot_comparison(
+        folder / "comparison.png", summaries, comparison_report.METHODS, title, task.score
+    )
     print(f"Wrote {folder / 'comparison.png'}", flush=True)
     return summaries
 

@@ -105,9 +105,7 @@ def run(settings):
     # What training keeps is made in the scope, so that each device has its copy.
     with strategy.scope():
         plan = make_plan(settings, len(data.x_train))
-        model = image_models.build_model(
-            settings.dataset, data.x_train.shape[1:], data.num_classes
-        )
+        model = image_models.build_model(settings.dataset, data.x_train.shape[1:], data.num_classes)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(plan.optimizer, loss, metrics=["accuracy"])
         epochs = plan.steps // plan.sampling.steps_per_epoch

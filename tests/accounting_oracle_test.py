@@ -209,9 +209,7 @@ def test_unbounded_worst_case_by_integration(accountant):
     error = 2 * 0.05 * BATCH
     nothing = lambda x: stats.norm.logpdf(x, 0, STDDEV)
     present = lambda x: mixture(BATCH / EXAMPLES, C1, STDDEV)(x - error)
-    deltas = [
-        hockey_stick(p, q, epsilon, 30) for p, q in ((present, nothing), (nothing, present))
-    ]
+    deltas = [hockey_stick(p, q, epsilon, 30) for p, q in ((present, nothing), (nothing, present))]
     assert max(deltas) <= 1e-4
     assert hockey_stick(present, nothing, 0.6 * epsilon, 30) > 1e-4
 

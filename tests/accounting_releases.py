@@ -31,7 +31,5 @@ def same_table(stated, printed):
 
     rows = [[line.split("|") for line in lines] for lines in (stated, printed)]
     return [len(row) for row in rows[0]] == [len(row) for row in rows[1]] and all(
-        same_cell(one.strip(), other.strip())
-        for lines in zip(*rows)
-        for one, other in zip(*lines)
+        same_cell(one.strip(), other.strip()) for lines in zip(*rows) for one, other in zip(*lines)
     )

@@ -26,9 +26,7 @@ DP_ACCOUNTING_VERSION = tuple(
 
 
 def make_mechanism(noise_multiplier=2.0, batch=512, **overrides):
-    arguments = dict(
-        l2_norm_clip=1.0, noise_multiplier=noise_multiplier, expected_batch_size=batch
-    )
+    arguments = dict(l2_norm_clip=1.0, noise_multiplier=noise_multiplier, expected_batch_size=batch)
     return DiceMechanism(**{**arguments, **overrides})
 
 
@@ -121,9 +119,7 @@ def test_dp_sgd_agrees_with_tf_privacy(n, batch, noise_multiplier, epochs):
         )
         printed = [float(x) for x in re.findall(r"^\s*Epsilon [^\d]*?:?\s+([\d.]+)$", text, re.M)]
         shuffled = ShuffledEpochs(n, batch)
-        once = accounting.compute_epsilon(
-            mechanism, shuffled, shuffled.steps(epochs), 1e-5
-        )
+        once = accounting.compute_epsilon(mechanism, shuffled, shuffled.steps(epochs), 1e-5)
         assert printed == pytest.approx([once, theirs], rel=1e-3)
 
 
@@ -138,9 +134,11 @@ def test_case_08_shuffling_is_not_amplified():
     # Ten Gaussian releases of sensitivity C1 + C2 = 2 are one with sqrt(10) times the ratio.
     ratio = math.sqrt(10) * 2 / 1.5
     exact = optimize.brentq(
-        lambda e: stats.norm.cdf(ratio / 2 - e / ratio)
-        - math.exp(e) * stats.norm.cdf(-ratio / 2 - e / ratio)
-        - 1e-5,
+        lambda e: (
+            stats.norm.cdf(ratio / 2 - e / ratio)
+            - math.exp(e) * stats.norm.cdf(-ratio / 2 - e / ratio)
+            - 1e-5
+        ),
         0,
         100,
     )

@@ -23,7 +23,6 @@ import models
 import noise
 import peers
 import protocol
-import report
 
 CELL = {
     "model": "tiny",
@@ -214,7 +213,9 @@ def test_peers_that_cannot_be_installed_are_left_out(monkeypatch, tmp_path):
 
 def test_peers_are_pinned():
     pins = [pin for requirements in peers.REQUIREMENTS.values() for pin in requirements]
-    assert [pin for pin in pins if not re.fullmatch(r"[\w-]+==[\w.]+|fastDP @ git\S+@[0-9a-f]{40}", pin)] == []
+    assert [
+        pin for pin in pins if not re.fullmatch(r"[\w-]+==[\w.]+|fastDP @ git\S+@[0-9a-f]{40}", pin)
+    ] == []
 
 
 def parse(module, *arguments):
@@ -232,9 +233,7 @@ def test_command_prints_tables_and_writes_files(monkeypatch, tmp_path, capsys):
         return {**RATIO, **memory, **specification}
 
     run_cells, run_passes = benchmark.run_cells, peers.run_passes
-    monkeypatch.setattr(
-        benchmark, "run_cells", lambda *args: run_cells(*args, measure=measure)
-    )
+    monkeypatch.setattr(benchmark, "run_cells", lambda *args: run_cells(*args, measure=measure))
     monkeypatch.setattr(peers, "run_passes", lambda *args: run_passes(*args, measure=measure))
     monkeypatch.setattr(peers, "ensure_environment", lambda *_: pathlib.Path("python"))
     arguments = ["--quick", "--peers", "--models=cnn,sweep", f"--output_dir={tmp_path}/new"]

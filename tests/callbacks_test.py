@@ -132,7 +132,9 @@ def test_case_12_a_run_calibrated_for_its_epochs_makes_all_of_them():
     )
     model = make_model(noise_multiplier)
     callback = EpsilonCallback(sampling, DELTA, target_epsilon=target)
-    model.fit(sampling.dataset(X, Y, planned_epochs=epochs), epochs=9, verbose=0, callbacks=[callback])
+    model.fit(
+        sampling.dataset(X, Y, planned_epochs=epochs), epochs=9, verbose=0, callbacks=[callback]
+    )
     assert iterations(model) == sampling.steps(epochs)
     assert callback.epsilon() == pytest.approx(target, rel=1e-2) and callback.epsilon() <= target
 

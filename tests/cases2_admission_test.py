@@ -148,7 +148,9 @@ def test_a4_a_sampler_that_is_not_seen_has_no_amplification():
         assert iterations(model) == 0
         # And whoever asks later, whatever comes before or after.
         model.fit(sampling.dataset(X, Y), verbose=0)
-        model.fit(data(), verbose=0, steps_per_epoch=None if name == "PyDataset" else 8, **arguments)
+        model.fit(
+            data(), verbose=0, steps_per_epoch=None if name == "PyDataset" else 8, **arguments
+        )
         model.fit(sampling.dataset(X, Y), verbose=0)
         with pytest.raises(SamplingError, match="hid what drew|did not draw"):
             asked(model, sampling).epsilon()
@@ -282,7 +284,12 @@ def test_d3_nothing_is_fed_back_to_rows_that_changed_places(name, with_callback)
     callback = EpsilonCallback(sampling, DELTA)
     callbacks = [callback, first] if with_callback else [first]
     as_before, changed = (SAME_ROWS[name](order) for order in (np.arange(N), OTHER_ORDER))
-    for data, expected in [(as_before, False), (as_before, True), (changed, False), (changed, True)]:
+    for data, expected in [
+        (as_before, False),
+        (as_before, True),
+        (changed, False),
+        (changed, True),
+    ]:
         model.fit(sampling.dataset(*data), verbose=0, callbacks=callbacks)
         assert first.there == expected
     expected = accounting.compute_epsilon(model.optimizer.mechanism, sampling, 32, DELTA)

@@ -279,8 +279,7 @@ def test_d1_one_private_step_with_xla(clipping):
     model.train_on_batch(x, np.full((2, 1), 100.0), sample_weight=np.array([1.0, 0.0]))
     # Weights were 0, so they are the step: half of what the only example adds.
     head, residual = (
-        exact_norms(2 * np.asarray(v)[None])[0]
-        for v in (dense.kernel, optimizer.errors[0])
+        exact_norms(2 * np.asarray(v)[None])[0] for v in (dense.kernel, optimizer.errors[0])
     )
     mechanism = optimizer.mechanism
     assert mechanism.l2_norm_clip * (1 - 1e-4) <= head <= mechanism.l2_norm_clip

@@ -32,9 +32,7 @@ def clip(vector, threshold):
 
 @hypothesis.given(
     st.lists(
-        st.lists(
-            st.floats(-1024, 1024, width=32, allow_subnormal=False), min_size=3, max_size=3
-        ),
+        st.lists(st.floats(-1024, 1024, width=32, allow_subnormal=False), min_size=3, max_size=3),
         min_size=1,
         max_size=5,
     ),

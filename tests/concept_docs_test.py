@@ -47,7 +47,9 @@ def test_numbers_in_the_text():
     assert 2900 < math.exp(8) < 3000 and "nearly 3000 times" in text
     found = [100 * float(figures.most_true_positives(e, 0.01)) for e in (1.0, 2.7, 8.0)]
     assert [round(found[0], 1), round(found[1])] == [2.7, 15] and 99 < found[2] < 100
-    assert "accuses 1 % of the innocent finds at most 2.7 % of the others. At 2.7 it is 15 %" in text
+    assert (
+        "accuses 1 % of the innocent finds at most 2.7 % of the others. At 2.7 it is 15 %" in text
+    )
 
 
 def test_the_curve_of_the_promise_holds_for_a_mechanism_that_is_as_bad_as_it_may_be():
@@ -105,7 +107,9 @@ def test_descent_ends_where_the_forces_balance(label):
 
 
 def test_the_table_of_releases():
-    rows = re.findall(r"^\| released by ([\w-]+), (.*?) \| (\d) \| (\d) \| (\d) \|$", FEEDBACK, re.M)
+    rows = re.findall(
+        r"^\| released by ([\w-]+), (.*?) \| (\d) \| (\d) \| (\d) \|$", FEEDBACK, re.M
+    )
     assert len(rows) == 3
     for name, thresholds, *released in rows:
         first, *second = (float(value) for value in re.findall(r"= (\d)", thresholds))

@@ -108,7 +108,8 @@ def rows_of(batch):
 
 def test_c2_every_kind_of_data_has_code():
     kinds = ("np.load", "h5py", "glob", "array_record", "tfds.data_source", "__getitem__", "pandas",
-             "FeatureSpace", "StringLookup", "sparse.random", "ragged", "sliding_window_view")  # fmt: skip
+             "FeatureSpace", "StringLookup", "sparse.random", "ragged",
+             "sliding_window_view")  # fmt: skip
     assert [kind for kind in kinds if not any(kind in block for block in BLOCKS)] == []
 
 

@@ -97,9 +97,9 @@ def test_loss_evaluate_and_predict_do_not_depend_on_replicas(seen):
 def test_noise_has_the_same_law_on_any_number_of_replicas(seen, replicas):
     result = get(seen, f"noise {replicas}")
     stddev = 3.0 * 0.5 / 4
-    p_value = lambda scale: stats.kstest(
-        result["updates"], stats.norm(scale=scale * stddev).cdf
-    ).pvalue
+    p_value = lambda scale: (
+        stats.kstest(result["updates"], stats.norm(scale=scale * stddev).cdf).pvalue
+    )
     assert p_value(1) > 0.01
     # Also far from the scales of noise that was drawn by each replica, or divided among them.
     for wrong in (2 / 3, 3 / 2, replicas**0.5, replicas**-0.5):

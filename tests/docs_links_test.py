@@ -14,7 +14,8 @@ from dice_tf import per_example
 
 ROOT = pathlib.Path(__file__).absolute().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md",
-         *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]  # fmt: skip
+         *sorted((ROOT / "docs").glob("*.md")),
+         *sorted((ROOT / "benchmarks").glob("*.md"))]  # fmt: skip
 REFERENCE = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "docs" / "api").glob("*.rst"))
 
 
@@ -30,7 +31,9 @@ def links(page):
     found += re.findall(r"(?:href|src)=\"([^\"]*)\"", prose(page))
     found += re.findall(r"^\[[^\]]+\]:\s*(\S+)", prose(page), re.MULTILINE)
     local = [link for link in found if not re.match(r"[a-z]+:", link)]
-    return [(target, anchor or None) for target, _, anchor in (link.partition("#") for link in local)]
+    return [
+        (target, anchor or None) for target, _, anchor in (link.partition("#") for link in local)
+    ]
 
 
 def destination(page, target):
@@ -87,7 +90,9 @@ def test_the_reference_has_every_public_name():
     names |= set(per_example.__all__) | set(defined_in(dice_tf.auditing))
     names |= {"DiceSumQuery", "import_tensorflow_privacy"}
     assert len(names) > 35
-    documented = set(re.findall(r"^\.\. (?:auto\w+|data):: (?:\w+\.)*(\w+)$", REFERENCE, re.MULTILINE))
+    documented = set(
+        re.findall(r"^\.\. (?:auto\w+|data):: (?:\w+\.)*(\w+)$", REFERENCE, re.MULTILINE)
+    )
     assert names - documented == set()
     # These pages take in all that the module has.
     for module in ("errors", "canaries"):

@@ -41,9 +41,9 @@ def largest_stable_step(s):
 @pytest.mark.parametrize("s, stated", [(0, 2.0), (1, 2.0), (2, 1.5), (3, 1.17), (7, 0.61)])
 def test_stability_of_delayed_steps(s, stated):
     assert largest_stable_step(s) == pytest.approx(stated, abs=0.01)
-    assert (f"{stated:.2f} for $s = {s}$" if s > 1 else "2 without error feedback and for $s = 1$") in " ".join(
-        PAGE.split()
-    )
+    assert (
+        f"{stated:.2f} for $s = {s}$" if s > 1 else "2 without error feedback and for $s = 1$"
+    ) in " ".join(PAGE.split())
 
 
 def test_names_exist():

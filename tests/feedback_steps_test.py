@@ -129,7 +129,9 @@ def test_trains_and_is_accounted_with_as_many_groups(feedback_steps):
     )
     model = make_model(optimizer)
     budget = dice_tf.EpsilonCallback(sampling, delta=1e-3)
-    history = model.fit(sampling.dataset(x, y, planned_epochs=2), epochs=2, verbose=0, callbacks=[budget])
+    history = model.fit(
+        sampling.dataset(x, y, planned_epochs=2), epochs=2, verbose=0, callbacks=[budget]
+    )
     steps = int(optimizer.iterations)
     assert steps == sampling.steps(2)
     mechanism = optimizer.mechanism

@@ -73,7 +73,9 @@ TWICE = {
 def test_case_15_epochs_that_show_an_example_twice_are_refused(name):
     model, sampling, made = make_model(), ShuffledEpochs(N, B), []
     count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda step, logs: made.append(step))
-    message = "more rows than|Nobody can tell|drawn for it|more than once in an epoch|stands between"
+    message = (
+        "more rows than|Nobody can tell|drawn for it|more than once in an epoch|stands between"
+    )
     with pytest.raises(SamplingError, match=message), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         budget = EpsilonCallback(sampling, DELTA)

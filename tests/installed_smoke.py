@@ -44,9 +44,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         model.save(f"{folder}/model.keras")
         loaded = keras.models.load_model(f"{folder}/model.keras")
-    np.testing.assert_array_equal(
-        loaded.predict(x, verbose=0), model.predict(x, verbose=0)
-    )
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
     command = [sys.executable, "-m", "dice_tf.accounting", "--num_examples=400", "--steps=30",
                "--batch_size=40", "--noise_multiplier=2", "--delta=1e-3"]  # fmt: skip
     statement = subprocess.run(command, capture_output=True, text=True, check=True).stdout

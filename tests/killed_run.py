@@ -80,7 +80,7 @@ def start(folder, save_errors, kill_at=None):
 
 
 def finish(command, kill_at=None, **process_arguments):
-    """Runs a command that prints its steps; kills it at one, or returns the JSON of its last line."""
+    """Runs a command that prints its steps; kills it at one, or returns its last line, as JSON."""
     with tempfile.TemporaryFile("w+") as complaints:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=complaints, text=True, **process_arguments

@@ -21,7 +21,8 @@ from dice_tf.per_example.merging import merged
 
 def weights(norms):
     mechanism = DiceMechanism(
-        l2_norm_clip=0.5, noise_multiplier=1.0, expected_batch_size=8, error_norm_clip=0.3)
+        l2_norm_clip=0.5, noise_multiplier=1.0, expected_batch_size=8, error_norm_clip=0.3
+    )
     return clip_weights(norms, mechanism)
 
 
@@ -44,8 +45,9 @@ def sums(model, x, y, sample_weight=None):
 def traced_sums(model, x, y):
     """Under `fit`'s usual signature, where the batch size is not known."""
     signature = [tf.TensorSpec([None, *t.shape[1:]], t.dtype) for t in (x, y)]
-    return tf.function(lambda x, y: sums(model, x, y), input_signature=signature,
-                       autograph=False)(x, y)
+    return tf.function(lambda x, y: sums(model, x, y), input_signature=signature, autograph=False)(
+        x, y
+    )
 
 
 class ReadsAnothersKernel(keras.Model):
@@ -147,8 +149,10 @@ def test_rule_that_forgets_a_weight_is_refused():
 
 
 def attributes(model):
-    return [{k: id(v) for k, v in vars(layer).items() if k != "_dtype_policy"}
-            for layer in model._flatten_layers()]
+    return [
+        {k: id(v) for k, v in vars(layer).items() if k != "_dtype_policy"}
+        for layer in model._flatten_layers()
+    ]
 
 
 def test_layers_are_left_as_they_were_even_after_an_error():
@@ -161,8 +165,9 @@ def test_layers_are_left_as_they_were_even_after_an_error():
             return x
 
     fails = Fails()
-    model = compiled(keras.Sequential(
-        [keras.Input((6,)), L.Dense(4, activation="relu"), fails, L.Dense(3)]))
+    model = compiled(
+        keras.Sequential([keras.Input((6,)), L.Dense(4, activation="relu"), fails, L.Dense(3)])
+    )
     x, y = data()
     sums(model, x, y)
     uniform = keras.src.backend.random.uniform
@@ -298,8 +303,11 @@ def test_recomputed_layers_see_the_masks_of_the_forward_pass(make, traced):
     # With all weights equal to 1 the head is the plain gradient of the batch, which
     # depends on the masks; both runs start from the same seed state.
     layer = make()
-    model = compiled(keras.Sequential(
-        [keras.Input((5, 6)), layer, L.Dropout(0.3, seed=9), L.Flatten(), L.Dense(3)]))
+    model = compiled(
+        keras.Sequential(
+            [keras.Input((5, 6)), layer, L.Dropout(0.3, seed=9), L.Flatten(), L.Dense(3)]
+        )
+    )
     x, y = data((5, 6))
     seeds = [v for v in model.non_trainable_variables if "seed" in v.path]
     start = [v.numpy() for v in seeds]

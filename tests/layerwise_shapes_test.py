@@ -25,17 +25,21 @@ def check(layer, x):
     model._compile_loss.build(y, y)
     weights = tf.range(1.0, len(x) + 1.0)
     sums = layerwise.weighted_gradient_sums(
-        model, tf.constant(x), tf.constant(y), None, lambda norms: (weights, None))
+        model, tf.constant(x), tf.constant(y), None, lambda norms: (weights, None)
+    )
     squares, want = [], 0.0
     for i in range(len(x)):
         with tf.GradientTape() as tape:
             # Not model(...): its loss is written out, independently of loss.py.
             loss = tf.reduce_mean(tf.square(model(x[i : i + 1]) - y[i : i + 1]))
-        gradients = [np.asarray(tf.convert_to_tensor(g), "float64") for g in
-                     tape.gradient(loss, [v.value for v in model.trainable_variables])]
+        gradients = [
+            np.asarray(tf.convert_to_tensor(g), "float64")
+            for g in tape.gradient(loss, [v.value for v in model.trainable_variables])
+        ]
         squares.append(sum((g**2).sum() for g in gradients))
-        want = [w + (i + 1) * g for w, g in zip(want or [0] * len(gradients), gradients,
-                                                strict=True)]
+        want = [
+            w + (i + 1) * g for w, g in zip(want or [0] * len(gradients), gradients, strict=True)
+        ]
     np.testing.assert_allclose(sums.norms, np.sqrt(squares), rtol=1e-5)
     for got, expected in zip(sums.head, want, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5 * np.sqrt(max(squares)))
@@ -106,8 +110,7 @@ def test_kernels_on_few_channels_go_row_by_row(kernel, strides, extra, padding, 
 
 
 @settings(max_examples=10, deadline=None, derandomize=True, database=None)
-@given(
-    length=st.integers(1, 8), vocabulary=st.integers(1, 5), dim=sizes, seed=st.integers(0, 9))
+@given(length=st.integers(1, 8), vocabulary=st.integers(1, 5), dim=sizes, seed=st.integers(0, 9))
 def test_repeated_tokens(length, vocabulary, dim, seed):
     ids = np.random.RandomState(seed).randint(0, vocabulary, (3, length)).astype("int32")
     check(L.Embedding(vocabulary, dim), ids)

@@ -132,7 +132,8 @@ def with_lora(layer, inputs, dtype="float32"):
 
 def frozen_layer():
     model = keras.Sequential(
-        [keras.Input((6,)), L.Dense(5, activation="relu"), L.Dense(4), L.Dense(3)])
+        [keras.Input((6,)), L.Dense(5, activation="relu"), L.Dense(4), L.Dense(3)]
+    )
     model.layers[1].trainable = False
     return model
 
@@ -265,14 +266,15 @@ ZOO = {
 }  # fmt: skip
 # Loops take long to vectorise, so these run in the way that `fit` runs them only.
 TRACED_ONLY = {"gru_reset_before", "lstm_returns_state"}
-XLA = {"simple_rnn", "lstm", "gru", "attention", "conv2d_same_strides", "embedding_tied", "dense_twice",
-       "token_and_position", "layer_norm_axes", "custom", "conv2d_groups", "separable",
-       "conv1d_causal"}  # fmt: skip
+XLA = {"simple_rnn", "lstm", "gru", "attention", "conv2d_same_strides", "embedding_tied",
+       "dense_twice", "token_and_position", "layer_norm_axes", "custom", "conv2d_groups",
+       "separable", "conv1d_causal"}  # fmt: skip
 
 
 def weights(norms):
     mechanism = DiceMechanism(
-        l2_norm_clip=0.5, noise_multiplier=1.0, expected_batch_size=8, error_norm_clip=0.3)
+        l2_norm_clip=0.5, noise_multiplier=1.0, expected_batch_size=8, error_norm_clip=0.3
+    )
     return clip_weights(norms, mechanism)
 
 
@@ -303,10 +305,13 @@ def loop(model, x, y, sample_weight=None):
         one = lambda t: None if t is None else t[i : i + 1]
         with tf.GradientTape() as tape:
             losses = per_example_losses(
-                model, one(x), one(y), model(one(x), training=False), one(sample_weight))
+                model, one(x), one(y), model(one(x), training=False), one(sample_weight)
+            )
         gradients = tape.gradient(losses, [v.value for v in model.trainable_variables])
-        gradients = [None if g is None else tf.convert_to_tensor(g).numpy().astype("float64")
-                     for g in gradients]
+        gradients = [
+            None if g is None else tf.convert_to_tensor(g).numpy().astype("float64")
+            for g in gradients
+        ]
         norms.append(np.sqrt(sum((g**2).sum() for g in gradients if g is not None)))
         per_example.append(gradients)
     sums = [

@@ -174,8 +174,10 @@ class OwnCall(keras.losses.Loss):
         (keras.losses.Dice(), r"'dice'.*Received shape \(\)"),
         (keras.losses.Circle(), "Circle.*compares the examples"),
         (OwnCall(name="own"), "'own' .*overrides `__call__`"),
-        (keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),
-         "reduction='mean_with_sample_weight'.*couples examples"),
+        (
+            keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),
+            "reduction='mean_with_sample_weight'.*couples examples",
+        ),
         (None, "without a loss"),
     ],
 )

@@ -69,9 +69,7 @@ def printed(tmp_path_factory):
 @pytest.mark.parametrize("arguments", [(), ("--epsilon=3", "--batch_size=100", "--epochs=7")])
 def test_epsilon_is_that_of_dp_accounting_on_any_number_of_devices(arguments):
     settings = parse(*arguments)
-    parameters = private_run.privacy_parameters(
-        multi_gpu.make_plan(settings, NUM_DIGITS)
-    )
+    parameters = private_run.privacy_parameters(multi_gpu.make_plan(settings, NUM_DIGITS))
     assert settings.epsilon - 0.01 < parameters["epsilon"] <= settings.epsilon
     assert parameters["epsilon"] == pytest.approx(epsilon_of(parameters), rel=1e-9)
 

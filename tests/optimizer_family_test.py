@@ -90,9 +90,7 @@ def test_without_clipping_and_noise_equals_the_original_over_20_steps(
         average = dict(use_ema=True, ema_momentum=0.7, ema_overwrite_frequency=6)
         return dict(learning_rate=schedule, weight_decay=0.1, **average)
 
-    private = make_optimizer(
-        private_class(name), l2_norm_clip=1e6, self_check=False, **arguments()
-    )
+    private = make_optimizer(private_class(name), l2_norm_clip=1e6, self_check=False, **arguments())
     stock = getattr(keras.optimizers, name)(**arguments())
     ends = []
     for optimizer in (private, stock):
@@ -293,9 +291,7 @@ def test_variables_that_are_overwritten_with_their_gradient_are_refused():
 
 def test_weight_decay_exclusion():
     x = np.zeros((BATCH, FEATURES), "float32")
-    model = make_model(
-        make_optimizer(private_class("AdamW"), weight_decay=0.5, learning_rate=0.1)
-    )
+    model = make_model(make_optimizer(private_class("AdamW"), weight_decay=0.5, learning_rate=0.1))
     model.layers[0].bias.assign(np.ones(CLASSES))
     model.optimizer.exclude_from_weight_decay(var_names=["bias"])
     kernel = model.layers[0].kernel.numpy()

@@ -36,9 +36,7 @@ def test_case_4_keras_file_round_trip_keeps_the_step_count_and_neither_errors_no
     assert not loaded.optimizer.mechanism.noise_is_secret  # Nor was it.
     assert int(loaded.optimizer.iterations) == STEPS
     np.testing.assert_array_equal(flat(loaded.optimizer.errors), 0.0)
-    np.testing.assert_array_equal(
-        flat(loaded.optimizer.momentums), flat(model.optimizer.momentums)
-    )
+    np.testing.assert_array_equal(flat(loaded.optimizer.momentums), flat(model.optimizer.momentums))
     for name in ("l2_norm_clip", "error_norm_clip", "noise_multiplier", "expected_batch_size"):
         assert getattr(loaded.optimizer.mechanism, name) == getattr(optimizer.mechanism, name)
     loaded.fit(x, y, batch_size=BATCH, verbose=0)
@@ -94,9 +92,7 @@ def rewind_by_hand(model, path):
 @pytest.mark.filterwarnings("ignore:This file holds the error")
 @pytest.mark.parametrize("private", [False, True])
 @pytest.mark.parametrize("seed", [None, 5])
-@pytest.mark.parametrize(
-    "make_rewind", [rewind_by_weights, rewind_by_checkpoint, rewind_by_hand]
-)
+@pytest.mark.parametrize("make_rewind", [rewind_by_weights, rewind_by_checkpoint, rewind_by_hand])
 def test_going_back_never_repeats_noise(tmp_path, make_rewind, seed, private):
     """The difference of two runs from one checkpoint must not be free of noise."""
     x, y = make_problem()
@@ -309,9 +305,7 @@ def test_learning_rate_schedules_work_and_survive_serialization():
     after = flat(model.trainable_variables)
     model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
     np.testing.assert_array_equal(flat(model.trainable_variables), after)
-    clone = DiceSGDOptimizer.from_config(
-        {**model.optimizer.get_config(), "noise_multiplier": 1.0}
-    )
+    clone = DiceSGDOptimizer.from_config({**model.optimizer.get_config(), "noise_multiplier": 1.0})
     assert isinstance(clone._learning_rate, keras.optimizers.schedules.PiecewiseConstantDecay)
 
 

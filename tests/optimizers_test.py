@@ -92,13 +92,22 @@ def test_bounded_form_is_algorithm_1_when_no_gradient_exceeds_the_thresholds():
             make_optimizer(l2_norm_clip=c1, error_norm_clip=c2, bound_residuals=bounded)
         )
         model.fit(x, y, batch_size=BATCH, shuffle=False, epochs=2, verbose=0)
-        results.append(np.concatenate([flat(model.trainable_variables),
-                                       flat(model.optimizer.errors)]))
+        results.append(
+            np.concatenate([flat(model.trainable_variables), flat(model.optimizer.errors)])
+        )
     np.testing.assert_allclose(results[0], results[1], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("rule", [{}, {"momentum": 0.9, "nesterov": True}, {"weight_decay": 0.1},
-                                  {"use_ema": True, "ema_overwrite_frequency": 2}], ids=str)
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {},
+        {"momentum": 0.9, "nesterov": True},
+        {"weight_decay": 0.1},
+        {"use_ema": True, "ema_overwrite_frequency": 2},
+    ],
+    ids=str,
+)
 def test_without_clipping_and_noise_equals_keras_sgd_over_20_steps(rule):
     x, y = make_problem(scale=1.0)
     private = make_model(make_optimizer(learning_rate=0.1, l2_norm_clip=1e6, **rule))

@@ -42,9 +42,7 @@ def train(**arguments):
 
 
 @pytest.mark.parametrize("mode", [None, "BF16"])
-@pytest.mark.parametrize(
-    "variable", ["TF_SET_ONEDNN_FPMATH_MODE", "ONEDNN_DEFAULT_FPMATH_MODE"]
-)
+@pytest.mark.parametrize("variable", ["TF_SET_ONEDNN_FPMATH_MODE", "ONEDNN_DEFAULT_FPMATH_MODE"])
 def test_a_processor_that_rounds_is_refused_and_another_is_not(variable, mode):
     # Whether it does with the mode depends on its instructions, so the error is measured.
     environment = {**os.environ, **({variable: mode} if mode else {})}

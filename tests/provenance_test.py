@@ -21,9 +21,7 @@ def record_of(marks):
 
 
 def record_of_data(data, passes=1):
-    return record_of(
-        int(provenance.count_marks(batch[2])) for _ in range(passes) for batch in data
-    )
+    return record_of(int(provenance.count_marks(batch[2])) for _ in range(passes) for batch in data)
 
 
 def check(record, sampling):
@@ -84,9 +82,7 @@ def test_record_has_the_declared_form():
 def brute_force(marks):
     """The record's fields from the whole history at once."""
     groups = [m - 1 for m in marks]
-    disordered = sum(
-        g < 0 or (g > 0 and g != last + 1) for last, g in zip([-1, *groups], groups)
-    )
+    disordered = sum(g < 0 or (g > 0 and g != last + 1) for last, g in zip([-1, *groups], groups))
     cycles = [last + 1 for last, g in zip(groups, groups[1:]) if g == 0 and last >= 0]
     return {
         "steps": len(marks),

@@ -79,9 +79,9 @@ def expected_epsilon(model, sampling, epochs, accountant="rdp"):
 def test_fit_reports_the_epsilon_of_whole_epochs(accountant):
     sampling, model = dice_tf.RandomAllocation(N, B), make_model()
     callback = dice_tf.EpsilonCallback(sampling, DELTA, accountant=accountant)
-    history = model.fit(
-        sampling.dataset(X, Y), epochs=3, verbose=0, callbacks=[callback]
-    ).history["epsilon"]
+    history = model.fit(sampling.dataset(X, Y), epochs=3, verbose=0, callbacks=[callback]).history[
+        "epsilon"
+    ]
     assert history == [expected_epsilon(model, sampling, k, accountant) for k in (1, 2, 3)]
     # By hand: five cycles, S = sqrt(2), noise 2.
     event = random_allocation.AllocatedRound(5, 2 / math.sqrt(2), 3)

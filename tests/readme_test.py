@@ -1,6 +1,6 @@
 # Copyright 2026 The dice_tf Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The README and docs/features.md: their code runs as written, their numbers are the accountant's."""
+"""The README and docs/features.md: their code runs as written, their numbers hold."""
 
 import math
 import pathlib

@@ -36,7 +36,9 @@ def test_ring_is_the_sum_over_its_messages(workers):
     latency, bandwidth, floats = 0.5, 2000.0, 8000
     messages = [4 * floats / workers] * 2 * (workers - 1)
     expected = math.fsum(latency + size / bandwidth for size in messages)
-    assert replicas.ring_milliseconds(workers, floats, latency, bandwidth) == pytest.approx(expected)
+    assert replicas.ring_milliseconds(workers, floats, latency, bandwidth) == pytest.approx(
+        expected
+    )
     # All workers together send W times 2 (W - 1) / W of the vector, as docs/scaling.md says.
     assert workers * sum(messages) == pytest.approx(2 * (workers - 1) * 4 * floats)
 
@@ -78,9 +80,7 @@ def test_tables_show_what_was_measured(monkeypatch, capsys):
             return {"failed": "a crash of TensorFlow"}  # It is tried again.
         return dict(plain_ms=2.0, private_ms=3.0, ratio=1.5, lowest_ratio=1.2, highest_ratio=1.9)
 
-    exchange = lambda workers, floats, rounds: replicas.ring_milliseconds(
-        workers, floats, 0.5, 1e5
-    )
+    exchange = lambda workers, floats, rounds: replicas.ring_milliseconds(workers, floats, 0.5, 1e5)
     monkeypatch.setattr(protocol, "measure", measure)
     monkeypatch.setattr(replicas, "exchange", exchange)
     replicas.run(parse(replicas, "--rounds=1"))

@@ -50,9 +50,7 @@ class Cut(keras.callbacks.Callback):
 
 
 def make(save_errors=True, **arguments):
-    defaults = dict(
-        noise_multiplier=1.0, l2_norm_clip=0.2, expected_batch_size=B, momentum=0.9
-    )
+    defaults = dict(noise_multiplier=1.0, l2_norm_clip=0.2, expected_batch_size=B, momentum=0.9)
     model = make_model(make_optimizer(save_errors=save_errors, **{**defaults, **arguments}))
     # Keras loads nothing into optimizers that are not built.
     model.optimizer.build(model.trainable_variables)

@@ -238,9 +238,7 @@ def test_interleaved_iterators_do_not_disturb_each_other(kind):
     data = apart.dataset(np.arange(200))
     one, two = ([b[0].numpy().tolist() for b in data] for _ in range(2))
     data = kind(200, 20, seed=4).dataset(np.arange(200))
-    pairs = [
-        (a[0].numpy().tolist(), b[0].numpy().tolist()) for a, b in zip(iter(data), iter(data))
-    ]
+    pairs = [(a[0].numpy().tolist(), b[0].numpy().tolist()) for a, b in zip(iter(data), iter(data))]
     assert sorted(map(str, zip(*pairs))) == sorted(map(str, (tuple(one), tuple(two))))
 
 

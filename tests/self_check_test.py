@@ -209,8 +209,8 @@ class Draws(LAYERS.Layer):
 
 
 DRAWS = {
-    "randint": lambda x, s: x * keras.ops.cast(
-        keras.random.randint(keras.ops.shape(x), 1, 9, seed=s), x.dtype
+    "randint": lambda x, s: (
+        x * keras.ops.cast(keras.random.randint(keras.ops.shape(x), 1, 9, seed=s), x.dtype)
     ),
     "gamma": lambda x, s: x * keras.random.gamma(keras.ops.shape(x), 2.0, seed=s),
     "beta": lambda x, s: x * keras.random.beta(keras.ops.shape(x), 2.0, 3.0, seed=s),
@@ -265,9 +265,7 @@ def test_is_done_once_per_compiled_model_and_again_for_other_layers(monkeypatch)
 def test_many_models_in_one_process_make_tensorflow_warn_of_nothing(monkeypatch):
     # TensorFlow warns twice per process: of nothing more, if another test had it warn.
     detectors = polymorphic_function._FrequentTracingDetectorManager()
-    monkeypatch.setattr(
-        polymorphic_function, "_frequent_tracing_detector_manager", detectors
-    )
+    monkeypatch.setattr(polymorphic_function, "_frequent_tracing_detector_manager", detectors)
     seen = []
     handler = logging.Handler()
     handler.emit = lambda record: seen.append(record.getMessage())
@@ -307,12 +305,10 @@ def test_is_silent_for_random_layers(engine):
 def test_the_checked_batch_is_trained_on_like_any_other(steps_per_execution, steps):
     """Same weights as without the check, and no step lost or repeated."""
     results = []
-    for self_check in (True, False):
+    for checked in (True, False):
         keras.utils.set_random_seed(0)
-        trained = model(LAYERS.Dense(3), noise_seed=1, self_check=self_check)
-        trained.compile(
-            trained.optimizer, trained.loss, steps_per_execution=steps_per_execution
-        )
+        trained = model(LAYERS.Dense(3), noise_seed=1, self_check=checked)
+        trained.compile(trained.optimizer, trained.loss, steps_per_execution=steps_per_execution)
         data = tf.data.Dataset.from_tensor_slices((np.tile(X, (2, 1)), np.tile(Y, 2)))
         trained.fit(data.batch(8).take(steps), epochs=2, verbose=0)
         assert int(trained.optimizer.iterations) == 2 * 5

@@ -113,9 +113,7 @@ MODELS = {
 def clipped_sums(model, engine=layerwise):
     """The sums that an engine gives for x, y and sample weights."""
     no_residual = lambda norms: (heads(norms), None)
-    return tf.function(
-        lambda *batch: engine.weighted_gradient_sums(model, *batch, no_residual)
-    )
+    return tf.function(lambda *batch: engine.weighted_gradient_sums(model, *batch, no_residual))
 
 
 def moved(engine, x, y, sample_weight):

@@ -214,7 +214,9 @@ def test_script_trains_and_reports(data_dir, tmp_path):
     assert float(printed["epsilon"]) == pytest.approx(expected, rel=1e-9)
 
     last = script.stdout.splitlines()[-5:]
-    epsilon = f"({math.ceil(1000 * expected) / 1000:.3f}, 0.0001)-differential privacy after 2 steps"
+    epsilon = (
+        f"({math.ceil(1000 * expected) / 1000:.3f}, 0.0001)-differential privacy after 2 steps"
+    )
     assert any(epsilon in line and "added or removed" in line for line in last)
     with open(output_dir / "training.csv", encoding="utf-8") as file:
         (row,) = csv.DictReader(file)

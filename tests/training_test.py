@@ -10,7 +10,7 @@ import tensorflow as tf
 from dice_tf.errors import ModelError, OptimizerArgumentError, PlainGradientsError
 from dice_tf.optimizers import DiceSGDOptimizer
 from dice_tf import dispatch
-from dice_tf.training import check_gradients, private_train_step
+from dice_tf.training import private_train_step
 
 BATCH = 8
 RANDOM = np.random.default_rng(0)

@@ -124,7 +124,7 @@ def test_no_quote_is_of_a_message_that_is_gone(quote):
     known = [text for _, text in MESSAGES + REASON_TEXTS]
     # A quote may join a message and the reason in it.
     heads = [text for text in known if text.endswith("…")]
-    parts = [quote, *(quote[len(same(h)):] for h in heads if quote.startswith(same(h)))]
+    parts = [quote, *(quote[len(same(h)) :] for h in heads if quote.startswith(same(h)))]
     assert any(same(part).strip() in text for part in parts for text in known), quote
 
 

@@ -17,8 +17,6 @@ sys.path.insert(0, str(EXAMPLES))
 
 import tensorflow as tf
 
-import dice_tf  # Before the strategy's name is taken: it tells strategies apart by class.
-
 
 def image_classifier(data_dir, strategy):
     """Runs train_image_classifier.py; returns what `History` holds."""

@@ -233,8 +233,9 @@ def test_case_17_fix_model_replaces_batch_normalization_and_keeps_other_weights(
             np.testing.assert_array_equal(old.numpy(), new.numpy())
     # Group normalization of one example does not depend on the others.
     x = np.random.default_rng(0).normal(size=(4, 8, 8, 4)).astype("float32")
-    np.testing.assert_allclose(fixed(x, training=True)[:1], fixed(x[:1], training=True), rtol=1e-5,
-                               atol=1e-6)
+    np.testing.assert_allclose(
+        fixed(x, training=True)[:1], fixed(x[:1], training=True), rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(

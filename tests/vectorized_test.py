@@ -82,9 +82,7 @@ def test_norms_and_sums_equal_a_loop_over_examples(name, microbatch_size, graph)
     clip_weights = lambda norms: (1 / (1 + norms), norms**2)
 
     def run(x, y, weight):
-        sums = vectorized.weighted_gradient_sums(
-            model, x, y, weight, clip_weights, microbatch_size
-        )
+        sums = vectorized.weighted_gradient_sums(model, x, y, weight, clip_weights, microbatch_size)
         return sums.head, sums.residual, sums.norms, sums.losses, sums.y_pred
 
     head, residual, norms, losses, y_pred = (tf.function(run) if graph else run)(x, y, weight)
@@ -98,10 +96,12 @@ def test_norms_and_sums_equal_a_loop_over_examples(name, microbatch_size, graph)
     join = lambda sums: np.concatenate([s.numpy().ravel() for s in sums])
     scale = np.abs(flat).max()
     np.testing.assert_allclose(norms, expected_norms, rtol=1e-5)
-    np.testing.assert_allclose(join(head), (1 / (1 + expected_norms)) @ flat, rtol=1e-5,
-                               atol=1e-5 * scale)
-    np.testing.assert_allclose(join(residual), expected_norms**2 @ flat, rtol=1e-5,
-                               atol=1e-5 * scale)
+    np.testing.assert_allclose(
+        join(head), (1 / (1 + expected_norms)) @ flat, rtol=1e-5, atol=1e-5 * scale
+    )
+    np.testing.assert_allclose(
+        join(residual), expected_norms**2 @ flat, rtol=1e-5, atol=1e-5 * scale
+    )
     assert losses.shape == (BATCH,)
     np.testing.assert_allclose(y_pred, model(x), rtol=1e-5, atol=1e-6)
 

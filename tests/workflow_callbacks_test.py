@@ -80,7 +80,7 @@ def start(folder, kill_at=None):
 
 @pytest.fixture(scope="module")
 def ends(tmp_path_factory):
-    """The folder and the end of a run that was killed and started again, and of one that was not."""
+    """The folder and the end of a run that was killed and restarted, and of one that was not."""
     killed, whole = (tmp_path_factory.mktemp(name) for name in ("killed", "whole"))
     with concurrent.futures.ThreadPoolExecutor() as pool:
         undisturbed = pool.submit(start, whole)

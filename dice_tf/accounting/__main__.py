@@ -75,9 +75,7 @@ def _statement():
     mechanism = DiceMechanism(
         noise_multiplier=noise_multiplier, expected_batch_size=_BATCH_SIZE.value, **parameters
     )
-    return privacy_statement(
-        mechanism, sampling, steps, _DELTA.value, accountant=_ACCOUNTANT.value
-    )
+    return privacy_statement(mechanism, sampling, steps, _DELTA.value, accountant=_ACCOUNTANT.value)
 
 
 def main(argv):

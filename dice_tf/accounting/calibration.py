@@ -84,6 +84,7 @@ def calibrate_noise_multiplier(
         num_microbatches=num_microbatches,
         expected_batch_size=sampling.expected_batch_size,
     )
+
     def epsilon_by(accountant):
         return lambda noise_multiplier: compute_epsilon(
             DiceMechanism(noise_multiplier=noise_multiplier, **parameters),

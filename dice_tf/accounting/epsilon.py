@@ -239,9 +239,7 @@ def compute_epsilon(
 
     Source: as `guarantee`.
     """
-    return guarantee(
-        mechanism, sampling, steps, delta, accountant, neighbouring_relation
-    ).epsilon
+    return guarantee(mechanism, sampling, steps, delta, accountant, neighbouring_relation).epsilon
 
 
 def check_accountant(accountant: str) -> None:

@@ -1,6 +1,6 @@
 # Copyright 2026 The dice_tf Authors.
 # SPDX-License-Identifier: Apache-2.0
-r"""What an epoch costs in which each example takes part once, at a cycle drawn by a coin of its own.
+r"""What an epoch costs in which each example takes part once, at a cycle that it draws itself.
 
 An epoch has \(n\) cycles; an example draws one of them uniformly, and its entry moves the
 releases of that cycle by at most \(S\) against noise of standard deviation \(\sigma\). The
@@ -147,9 +147,7 @@ def _power(value, exponent, product):
 
 def _log_product(left, right):
     """Returns the logarithms of the coefficients of a product of power series."""
-    return np.array(
-        [special.logsumexp(left[: k + 1] + right[k::-1]) for k in range(len(left))]
-    )
+    return np.array([special.logsumexp(left[: k + 1] + right[k::-1]) for k in range(len(left))])
 
 
 @functools.lru_cache(maxsize=65536)

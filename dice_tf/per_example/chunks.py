@@ -64,8 +64,7 @@ def sums_in_chunks(engine, x, y, sample_weight, chunk_size, multiple=1):
         return _cut(first, batch)
     rest = lambda sums: [sums.losses, sums.norms, *tf.nest.flatten(sums.y_pred)]
     arrays = [
-        tf.TensorArray(t.dtype, size=chunks, element_shape=t.shape).write(0, t)
-        for t in rest(first)
+        tf.TensorArray(t.dtype, size=chunks, element_shape=t.shape).write(0, t) for t in rest(first)
     ]
 
     def body(index, accumulated, arrays):
@@ -113,6 +112,4 @@ def _present(sums):
 
 def _cut(sums, batch):
     cut = lambda t: t[:batch]
-    return sums._replace(
-        losses=cut(sums.losses), y_pred=tf.nest.map_structure(cut, sums.y_pred)
-    )
+    return sums._replace(losses=cut(sums.losses), y_pred=tf.nest.map_structure(cut, sums.y_pred))

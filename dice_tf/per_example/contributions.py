@@ -313,8 +313,9 @@ class Rows:
     def weighted_sums(self, weights):
         """Returns one weighted sum of per-example gradients per entry of `weights`."""
         ids = tf.reshape(self.ids, [-1])
-        scaled = [tf.reshape(self.cotangents * w[:, None, None], [-1, self.shape[1]])
-                  for w in weights]
+        scaled = [
+            tf.reshape(self.cotangents * w[:, None, None], [-1, self.shape[1]]) for w in weights
+        ]
         return [tf.math.unsorted_segment_sum(s, ids, self.shape[0]) for s in scaled]
 
     def without(self, broken):

@@ -180,9 +180,13 @@ def _weighted_sums(parts, weights, norms):
     finite = tf.math.is_finite(norms)
     # A broken example has weight 0, but 0 * inf is NaN. Clearing its rows costs a copy of
     # everything, so that is done only in batches that need it.
-    flat = tf.cond(
-        tf.reduce_all(finite),
-        lambda: flat_sums(lambda part: part),
-        lambda: flat_sums(lambda part: part.without(~finite)),
-    ) if keys else []
+    flat = (
+        tf.cond(
+            tf.reduce_all(finite),
+            lambda: flat_sums(lambda part: part),
+            lambda: flat_sums(lambda part: part.without(~finite)),
+        )
+        if keys
+        else []
+    )
     return [dict(zip(keys, flat[r :: len(weights)], strict=True)) for r in range(len(weights))]

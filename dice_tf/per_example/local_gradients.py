@@ -63,8 +63,9 @@ def contributions(call, batch):
             with keras.StatelessScope(state), random_replay.listening(listener):
                 outputs = call.layer(*args, **{"training": call.training, **kwargs})
         _refuse_fresh_randomness(graph.get_operations()[known:], call.path)
-        outputs = [t for t in keras.tree.flatten(outputs)
-                   if tf.is_tensor(t) and t.dtype.is_floating]
+        outputs = [
+            t for t in keras.tree.flatten(outputs) if tf.is_tensor(t) and t.dtype.is_floating
+        ]
         gradients = tape.gradient(outputs, values, output_gradients=cotangents)
         connected[:] = [g is not None for g in gradients]
         return [tf.convert_to_tensor(g) for g in gradients if g is not None]

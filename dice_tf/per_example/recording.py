@@ -194,7 +194,7 @@ class Recorder:
             self._reasons.update(dict.fromkeys(variables, refusal))
             outer.claimed.update(variables)
             return outputs
-        for call in self.calls[frame.first_call:]:
+        for call in self.calls[frame.first_call :]:
             call.variables = [v for v in call.variables if id(v._value) not in variables]
         if frame.rule and frame.rule.before_activation:
             watched = frame.before_activation

@@ -289,9 +289,7 @@ def _patches_of_few_channels(padded, geometry, padding):
     (columns, taps), (lines, line_taps) = across.shape, along.shape
     channel = np.arange(channels, dtype=np.int32)[None, :, None]
     index = across.T[:, None, :] * channels + channel
-    patches = tf.gather(
-        tf.reshape(padded, [-1, rows, size * channels]), index.reshape(-1), axis=2
-    )
+    patches = tf.gather(tf.reshape(padded, [-1, rows, size * channels]), index.reshape(-1), axis=2)
     features = np.arange(taps * channels, dtype=np.int32)[None, :, None]
     index = along.T[:, None, :] * (taps * channels) + features
     patches = tf.gather(

@@ -296,9 +296,9 @@ def _refuse(model, norms, when, others):
     raise GradientEngineError(
         f"The gradients of {len(norms)} examples of model '{model.name}' depend on the other "
         f"examples of their batch: norms in the batch {norms.tolist()}, {when} {others.tolist()}. "
-        "A layer or a loss mixes examples (look for reductions over axis 0; one that has nothing to "
-        "reduce for a single example gives nan or inf alone), or a rule "
-        "registered for a layer is wrong."
+        "A layer or a loss mixes examples (look for reductions over axis 0; one that has nothing "
+        "to reduce for a single example gives nan or inf alone), or a rule registered for a layer "
+        "is wrong."
     )
 
 

@@ -104,8 +104,9 @@ def weighted_gradient_sums(model, x, y, sample_weight, clip_weights, microbatch_
         model, *whole, {id(v._value) for v, c in zip(variables, connected, strict=True) if c}
     )
     _advance(seed_states)
-    return _weigh(gradients, losses, outputs, connected, structure[0], variables, batch,
-                  clip_weights)
+    return _weigh(
+        gradients, losses, outputs, connected, structure[0], variables, batch, clip_weights
+    )
 
 
 def _weigh(gradients, losses, outputs, connected, structure, variables, batch, clip_weights):
