@@ -79,6 +79,8 @@ TEST = EXAMPLES + [
     "hypothesis>=6.100",
     # Reads weight files, to see that nothing private is in them; Keras writes them with it.
     "h5py>=3.8",
+    # Sources of rows in files, one of those that the page on data on disk shows.
+    "grain>=0.2.12",
     # Tables as people have them: columns of several types.
     "pandas>=2.2",
     # Reads CITATION.cff.

@@ -179,6 +179,14 @@ def test_c2_records_keep_their_bytes(program):
     assert x.shape[1:] == (28, 28, 1) and len(names["source"]) == 20
 
 
+def test_c2_grain_reads_the_records_that_were_drawn(program):
+    names = of_block(program, "import grain")
+    x, y = rows_of(names["batch"])
+    sizes = {len(record) for record in names["records"]}
+    np.testing.assert_array_equal(x.numpy()[:, 0] % 2, y)
+    assert set(x.numpy()[:, 0].astype(int).tolist()) <= sizes and len(names["lengths"]) == 300
+
+
 def test_c2_sources_of_ones_own(program):
     x, y = rows_of(of_block(program, "class Recordings")["batch"])
     np.testing.assert_array_equal(x.numpy()[:, 4], y)
