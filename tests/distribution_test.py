@@ -108,21 +108,30 @@ def test_noise_has_the_same_law_on_any_number_of_replicas(seen, replicas):
 
 
 @pytest.mark.parametrize("replicas", [2, 4])
-@pytest.mark.parametrize("kind", ["poisson", "cyclic", "shuffled"])
+@pytest.mark.parametrize("kind", ["poisson", "cyclic", "allocation", "shuffled"])
 def test_replicas_share_out_the_batches_that_one_device_draws(seen, kind, replicas):
     batches = get(seen, f"batches {kind} {replicas}")
     assert batches == seen[f"batches {kind} 1"]
     assert all(len(rows) == len(set(rows)) for rows, _ in batches)
-    if kind == "shuffled":
+    if kind in ("allocation", "shuffled"):
         rows_of_epoch = sorted(row for rows, _ in batches for row in rows)
         assert rows_of_epoch == list(range(len(seen["problem"]["y"])))
-    groups = {"shuffled": [0, 0], "poisson": [1, 1], "cyclic": [1, 2]}[kind]
+    groups = {"shuffled": [0, 0], "poisson": [1, 1], "cyclic": [1, 2], "allocation": [1, 2]}[kind]
     assert [marks for _, marks in batches][:2] == groups
 
 
-def test_a_sampled_noisy_run_is_the_same_on_replicas_and_with_several_steps_per_execution(seen):
-    one = get(seen, "sampled 1 1")
-    for scenario in ("sampled mirrored_1 1", "sampled 2 1", "sampled 2 4"):
+@pytest.mark.parametrize(
+    "first, others",
+    [
+        ("sampled 1 1", ("sampled mirrored_1 1", "sampled 2 1", "sampled 2 4")),
+        ("allocated 1 1", ("allocated 2 1",)),
+    ],
+)
+def test_a_sampled_noisy_run_is_the_same_on_replicas_and_with_several_steps_per_execution(
+    seen, first, others
+):
+    one = get(seen, first)
+    for scenario in others:
         two = get(seen, scenario)
         np.testing.assert_allclose(two["weights"], one["weights"], atol=1e-6, rtol=1e-6)
         assert two["iterations"] == one["iterations"] == two["draws"] == one["draws"]

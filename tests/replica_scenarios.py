@@ -130,6 +130,7 @@ def samplings():
     return {
         "poisson": dice_tf.PoissonSampling(ROWS, BATCH, seed=5),
         "cyclic": dice_tf.CyclicPoissonSampling(ROWS, BATCH, seed=5),
+        "allocation": dice_tf.RandomAllocation(ROWS, BATCH, seed=5),
         "shuffled": dice_tf.ShuffledEpochs(ROWS, BATCH, seed=5),
     }
 
@@ -148,11 +149,11 @@ def batches(strategy, name):
     return seen
 
 
-def sampled_fit(strategy, steps_per_execution):
+def sampled_fit(strategy, steps_per_execution, kind="cyclic"):
     compile_arguments = dict(steps_per_execution=steps_per_execution)
     model = model_under(strategy, compile_arguments, self_check=True, **NOISY)
     with strategy.scope():
-        sampling = samplings()["cyclic"]
+        sampling = samplings()[kind]
         data = sampling.dataset(X, Y, planned_epochs=2)
     history = model.fit(
         data,
@@ -233,6 +234,8 @@ def scenarios():
         observe(f"noise {name}", noise, known[name])
     for name, steps in (("1", 1), ("mirrored_1", 1), ("2", 1), ("2", 4)):
         observe(f"sampled {name} {steps}", sampled_fit, known[name], steps)
+    for name in ("1", "2"):
+        observe(f"allocated {name} 1", sampled_fit, known[name], 1, "allocation")
 
     two = known["2"]
     observe("loop", loop, two)

@@ -28,6 +28,7 @@ SAMPLINGS = {
     "cyclic_seeded": lambda: dice_tf.CyclicPoissonSampling(N, B, seed=5),
     "four_groups": lambda: dice_tf.CyclicPoissonSampling(N, B, num_groups=4),
     "poisson": lambda: dice_tf.PoissonSampling(N, B),
+    "allocation": lambda: dice_tf.RandomAllocation(N, B),
     "shuffled": lambda: dice_tf.ShuffledEpochs(N, B),
 }
 pytestmark = pytest.mark.filterwarnings("ignore:This file holds the error")
