@@ -58,6 +58,8 @@ nitpick_ignore_regex = [
     # Of other packages, and no site of theirs is asked: the build needs no network.
     (r"py:.*", r"(keras|tf|tensorflow|tensorflow_privacy|dp_query|dp_accounting|np|numpy)\..*"),
     (r"py:.*", r"(int|float|str|bool|tuple|object|optional|ValueError|ImportError)"),
+    # Of annotations: what every sampler is, and Python's own abstract classes.
+    (r"py:.*", r"(dice_tf\.sampling\.)?Sampling|collections\.abc\..*"),
 ]
 
 # The root of the sources is that of the repository, so that links work here as on a git host.
@@ -79,6 +81,7 @@ CONTENTS = {
         "your_data_on_disk",
         "Recipes <recipes>",
         "What works, and what is refused <features>",
+        "Auditing <auditing>",
         "Migrating <migrating>",
         "Saving and resuming <saving>",
         "Several devices <scaling>",
