@@ -80,7 +80,7 @@ TEST = EXAMPLES + [
     # Reads weight files, to see that nothing private is in them; Keras writes them with it.
     "h5py>=3.8",
     # Sources of rows in files, one of those that the page on data on disk shows.
-    "grain>=0.2.12",
+    "grain>=0.2.6",
     # Tables as people have them: columns of several types.
     "pandas>=2.2",
     # Reads CITATION.cff.
