@@ -242,6 +242,9 @@ def make_model(name):
     return model, tf.constant(x), tf.fill([2, outputs], 1e3)
 
 
+OLD_TENSORFLOW = tf.__version__.startswith("2.16.")
+
+
 # Of the second engine there is only one path, a row of all gradients.
 @pytest.mark.parametrize("way", ["graph", "xla"])
 @pytest.mark.parametrize(
@@ -254,6 +257,11 @@ def test_d1_the_part_of_one_example_in_the_sums(name, way, engine):
     model, x, y = make_model(name)
     weights = lambda norms: clip_weights(norms, MECHANISM)
     sums = WAYS[way](lambda *batch: engine.weighted_gradient_sums(model, *batch, weights))
+    if (name, engine, way) == ("bfloat16", vectorized, "xla") and OLD_TENSORFLOW:
+        # Its XLA makes no program of that on a CPU, and says so.
+        with pytest.raises(tf.errors.InternalError, match="Invalid LLVM IR"):
+            sums(x, y, tf.constant([1e4, 0.0]))
+        return
     found = sums(x, y, tf.constant([1e4, 0.0]))
     lengths = {}
     for part, threshold in (("head", C1), ("residual", C2)):
