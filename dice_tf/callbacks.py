@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dice_tf import accounting, admission, fit_data, ledger, sampling_passes
+from dice_tf import accounting, admission, fit_data, ledger, row_counts, sampling_passes
 from dice_tf.accounting.epsilon import check_accountant, up
 from dice_tf.accounting.events import check_delta, check_run, check_sampling, is_unbounded
 from dice_tf.errors import (
@@ -184,7 +184,7 @@ class EpsilonCallback(keras.callbacks.Callback):
             self._has_begun = True
         elif self.sampling.whole_epochs:
             sampling_passes.close_open_pass(self._optimizer, self.sampling)
-        sampling_passes.begin_epoch(self._optimizer)
+        row_counts.begin_epoch(self._optimizer)
         self._epoch = epoch
         self._count = self.accounted_steps()
 

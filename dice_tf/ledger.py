@@ -9,7 +9,14 @@ epsilon of a run is asked for here; `accounting.compute_epsilon` is for runs tha
 
 import keras
 
-from dice_tf import accounting, draw_origins, private_checkpoints, provenance, sampling_passes
+from dice_tf import (
+    accounting,
+    draw_origins,
+    private_checkpoints,
+    provenance,
+    row_counts,
+    sampling_passes,
+)
 from dice_tf.accounting.events import check_delta, check_run
 from dice_tf.errors import PlainGradientsError, SamplingError
 from dice_tf.mechanism import DiceMechanism
@@ -53,7 +60,9 @@ def accounted_run(model: keras.Model, sampling: Sampling) -> tuple[DiceMechanism
     if optimizer.built:
         record = optimizer.sampling_record
         provenance.check_mechanism(record, optimizer.mechanism)
-        provenance.check_record(record, int(optimizer.iterations.numpy()), sampling)
+        largest = row_counts.largest_batch(optimizer)
+        provenance.check_record(record, int(optimizer.iterations.numpy()), sampling, largest)
+        row_counts.check(optimizer, sampling)
         draw_origins.check_steps(optimizer, sampling)
     return optimizer.mechanism, sampling, steps
 

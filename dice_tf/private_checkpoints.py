@@ -28,7 +28,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dice_tf import distribution, noise, rebuilding
+from dice_tf import distribution, noise, rebuilding, row_counts
 from dice_tf.errors import PlainGradientsError
 
 _PREFIX = "private_"
@@ -62,6 +62,8 @@ class PrivateState:
         self.error_step = None
         self.errors = []
         self.sampler = None
+        # How many rows epochs showed, see `row_counts`.
+        self.row_counts = None
         # Fingerprint of the order of the rows that cyclic groups were drawn from.
         self.row_order = None
         # Whether anybody was told that steps were not accounted.
@@ -83,6 +85,7 @@ class PrivateState:
         self.noise_draws = count_variable("noise_draws", 0)
         self.process_draws = count_variable("process_draws", 0)
         self.own_steps = count_variable("own_steps", 0)
+        self.row_counts = count_variable("row_counts", np.zeros(row_counts.SIZE))
         self.in_fit = count_variable("in_fit", int(self.is_in_fit))
         self.sampler = count_variable("sampler", np.zeros(SAMPLER_SIZE))
 

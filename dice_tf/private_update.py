@@ -26,6 +26,7 @@ from dice_tf import (
     private_checkpoints,
     provenance,
     rebuilding,
+    row_counts,
 )
 from dice_tf.errors import (
     DistributionError,
@@ -301,7 +302,6 @@ class PrivateUpdate:
         record = provenance.update_record(
             self._sampling_record.value,
             marks,
-            rows,
             mechanism.noise_is_secret,
             provenance.mechanism_name(mechanism),
             private.in_fit.value > 0,
@@ -310,6 +310,10 @@ class PrivateUpdate:
             *zip(errors, new_errors, strict=True),
             *((error, tf.zeros(error.shape)) for error in forgotten),
             (self._sampling_record, record),
+            (
+                private.row_counts,
+                row_counts.update(private.row_counts.value, marks, rows, private.in_fit.value > 0),
+            ),
             (private.noise_draws, private.noise_draws.value + 1),
             (private.process_draws, private.process_draws.value + 1),
             (private.own_steps, private.own_steps.value + 1),

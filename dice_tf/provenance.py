@@ -34,9 +34,6 @@ from dice_tf.errors import AccountingError, SamplingError
 # group assignment in use, -1 before the first. `sampling`: `sampling_name` of all steps
 # of a known origin, `_UNKNOWN` before the first, `SEVERAL` if several samplers drew them,
 # `UNSEEN` if epochs had several lengths or were not seen to be one pass over the data.
-# `rows`: rows of nonzero weight in
-# unmarked batches since an epoch began; `most_rows`: the largest such number so far;
-# `largest_batch`: that of a single step.
 # `seeded_steps`: steps whose noise came from a `noise_seed`. `mechanism`: `mechanism_name` of
 # all steps, `_UNKNOWN` before the first, `SEVERAL` if there were several. `loose_steps`: steps
 # outside `fit` on batches without a mark: nobody knows where they came from. `loop_steps`: all
@@ -52,9 +49,6 @@ RECORD_FIELDS = (
     "assignment",
     "sampling",
     "seeded_steps",
-    "rows",
-    "most_rows",
-    "largest_batch",
     "mechanism",
     "loose_steps",
     "loop_steps",
@@ -211,14 +205,12 @@ def count_marks(sample_weight):
     return tf.reduce_sum(tf.cast(marked, tf.int32))
 
 
-def update_record(record, marks, rows=0, noise_is_secret=True, mechanism=_UNKNOWN, in_fit=True):
+def update_record(record, marks, noise_is_secret=True, mechanism=_UNKNOWN, in_fit=True):
     """Returns the record after one more step.
 
     Args:
         record: Int32 `[RECORD_SIZE]`, the record so far.
         marks: Int32 scalar, `count_marks` of the step's batch over all replicas.
-        rows: Int32 scalar, its rows of nonzero weight. Those of marked batches are secret, and
-            not recorded.
         noise_is_secret: Whether the step's noise key is, see `DiceMechanism`.
         mechanism: Int, `mechanism_name` of the step.
         in_fit: Whether `fit` takes the step, bool or bool tensor.
@@ -243,10 +235,6 @@ def update_record(record, marks, rows=0, noise_is_secret=True, mechanism=_UNKNOW
     # Also an optimizer that took over the state of another one in a way that nobody saw.
     same = (fields["steps"] == 0) | (fields["mechanism"] == mechanism)
     loose = (group < 0) & ~tf.cast(in_fit, tf.bool)
-    # Outside `fit` nobody says where an epoch begins.
-    before = tf.where(tf.cast(in_fit, tf.bool), fields["rows"], 0)
-    of_step = tf.where(group < 0, tf.cast(rows, tf.int32), 0)
-    rows = before + of_step
     fields.update(
         steps=fields["steps"] + 1,
         last_group=group,
@@ -254,9 +242,6 @@ def update_record(record, marks, rows=0, noise_is_secret=True, mechanism=_UNKNOW
         largest_group=tf.maximum(fields["largest_group"], group),
         disordered_steps=fields["disordered_steps"] + tf.cast(~in_order, tf.int32),
         seeded_steps=fields["seeded_steps"] + int(not noise_is_secret),
-        rows=rows,
-        most_rows=tf.maximum(fields["most_rows"], rows),
-        largest_batch=tf.maximum(fields["largest_batch"], of_step),
         mechanism=tf.where(same, mechanism, SEVERAL),
         loose_steps=fields["loose_steps"] + tf.cast(loose, tf.int32),
         loop_steps=fields["loop_steps"] + tf.cast(~tf.cast(in_fit, tf.bool), tf.int32),
@@ -286,21 +271,21 @@ def check_mechanism(record, mechanism):
         )
 
 
-def check_record(record, iterations, sampling):
+def check_record(record, iterations, sampling, largest_batch=0):
     """Refuses a claim about the sampling that the steps of a run do not back.
 
     Args:
         record: Int32 `[RECORD_SIZE]`, the record kept by the train step.
         iterations: Int, number of steps the run has made.
         sampling: The sampling object that the run is accounted with.
+        largest_batch: Int, the largest number of rows of one step, as far as it is known.
 
     Raises:
         SamplingError: If the record is of another number of steps, or of a sampling with
             other parameters; if amplification is claimed and a step was unmarked, batches
             came out of order, or they came from a sampler with another number of groups;
-            or if none is claimed and a Poisson sampler drew batches, an epoch showed more
-            rows than there are examples, or steps were made outside `fit` and are not each
-            counted as an epoch.
+            or if none is claimed and a Poisson sampler drew batches, or steps were made
+            outside `fit` and are not each counted as an epoch.
     """
     seen = unpack_record(record)
     if seen["steps"] != iterations:
@@ -328,15 +313,15 @@ def check_record(record, iterations, sampling):
         )
     elif sampling.steps_per_epoch == 1:
         # Every step counts as an epoch, so their batches may have been any.
-        return check_rows(record, sampling)
+        return
     elif seen["loose_steps"]:
         size = sampling.expected_batch_size
-        fits = seen["largest_batch"] <= size
+        fits = largest_batch <= size
         made = (
             f"For steps already made, `ShuffledEpochs({size}, {size})` counts each as an epoch; "
             "keep delta below 1/N of the data."
             if fits
-            else f"Steps of {seen['largest_batch']} rows have no epsilon: take at most {size}."
+            else f"Steps of {largest_batch} rows have no epsilon: take at most {size}."
         )
         raise SamplingError(
             f"Cannot account the run by {sampling!r}: {seen['loose_steps']} of {iterations} steps "
@@ -344,29 +329,6 @@ def check_record(record, iterations, sampling):
             f"Give `fit` the data, or loop over a Poisson sampler. {made}"
         )
     _check_origin(seen, sampling)
-    check_rows(record, sampling)
-
-
-def check_rows(record, sampling):
-    """Refuses a run one of whose epochs showed more rows than there are examples.
-
-    Args:
-        record: Int32 `[RECORD_SIZE]`, the record kept by the train step.
-        sampling: The sampling object that the run is accounted with.
-
-    Raises:
-        SamplingError: If `sampling` is to show each example once per epoch.
-    """
-    # Where every step counts as an epoch, `fit` may have called several of them one.
-    of = "largest_batch" if sampling.steps_per_epoch == 1 else "most_rows"
-    rows = unpack_record(record)[of]
-    if not sampling.amplified and rows > sampling.num_examples:
-        raise SamplingError(
-            "Under `ShuffledEpochs` an epoch shows each example once, but one of this run showed "
-            f"{rows} rows, more rows than there are examples. Received: {sampling!r}. Declare the "
-            "true `num_examples`; leave `repeat` and resampling out; keep the weights of a "
-            "sampler's batches, which are 0 for padding."
-        )
 
 
 def _check_origin(seen, sampling):

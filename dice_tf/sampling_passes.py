@@ -15,7 +15,7 @@ import weakref
 import keras
 import tensorflow as tf
 
-from dice_tf import admission, draw_origins, private_checkpoints, provenance
+from dice_tf import admission, draw_origins, private_checkpoints, provenance, row_counts
 from dice_tf.accounting.events import check_run
 from dice_tf.errors import UnaccountedStepsWarning
 
@@ -55,13 +55,6 @@ def begin(model, sampling, row_order=None):
     draw_origins.check_seed(optimizer, sampling)
     _write_record(optimizer, provenance.join_sampling(read_record(optimizer), sampling))
     _warn_of_discarded_steps(optimizer)
-
-
-def begin_epoch(optimizer):
-    """Counts the rows of an epoch from its beginning."""
-    record = read_record(optimizer)
-    if record["rows"]:
-        _write_record(optimizer, dict(record, rows=0))
 
 
 def note_reused_draws(optimizer, steps):
@@ -199,13 +192,13 @@ class _BeginPass(keras.callbacks.Callback):
             self._has_begun = True
         elif self._sampling.whole_epochs:
             close_open_pass(self.model.optimizer, self._sampling)
-        begin_epoch(self.model.optimizer)
+        row_counts.begin_epoch(self.model.optimizer)
 
     def on_epoch_end(self, epoch, logs=None):
         optimizer = self.model.optimizer
         note_assignment(optimizer, self._sampling)
         if optimizer.built:
-            provenance.check_rows(optimizer.sampling_record, self._sampling)
+            row_counts.check(optimizer, self._sampling)
 
 
 class _NotePass(keras.callbacks.Callback):
@@ -224,7 +217,7 @@ class _NotePass(keras.callbacks.Callback):
             provenance.check_mechanism(optimizer.sampling_record, optimizer.mechanism)
         if not isinstance(self._shown, int):  # Then it is `ShuffledEpochs`.
             close_open_pass(self.model.optimizer, self._shown)
-        begin_epoch(self.model.optimizer)
+        row_counts.begin_epoch(self.model.optimizer)
         self._note()
 
     def on_epoch_end(self, epoch, logs=None):

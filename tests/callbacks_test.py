@@ -238,7 +238,10 @@ def test_epsilon_is_computed_seldom(monkeypatch):
     optimizer = types.SimpleNamespace(mechanism=mechanism, iterations=count, built=True)
     optimizer.save_errors, optimizer.errors = False, []
     optimizer.sampling_record = RecordOfSteps(count, mechanism)
-    optimizer._private = types.SimpleNamespace(process_draws=count)
+    counts = types.SimpleNamespace(
+        numpy=lambda: np.zeros(3), value=np.zeros(3, np.int64), assign=lambda value: None
+    )
+    optimizer._private = types.SimpleNamespace(process_draws=count, row_counts=counts)
     callback.set_model(
         types.SimpleNamespace(
             optimizer=optimizer,

@@ -179,6 +179,18 @@ def test_a3_rows_that_an_epoch_really_showed_are_counted():
         model.fit(X, Y, batch_size=B, verbose=0, callbacks=[EpsilonCallback(sampling, DELTA)])
 
 
+def test_a3_the_record_in_files_does_not_tell_how_many_rows_had_a_weight():
+    records, counted = [], []
+    for weights in (np.ones(N, "float32"), np.arange(N, dtype="float32") % 2):
+        model = make_model()
+        model.fit(X, Y, batch_size=B, sample_weight=weights, verbose=0)
+        optimizer = model.optimizer
+        records.append(optimizer.sampling_record.numpy().tolist())
+        counted.append(optimizer._private.row_counts.numpy().tolist())
+        assert not any("row_counts" in variable.path for variable in optimizer.variables)
+    assert records[0] == records[1] and counted == [[64, 64, 8], [32, 32, 4]]
+
+
 def rows(part=slice(None)):
     return tf.data.Dataset.from_tensor_slices((X[part], Y[part]))
 

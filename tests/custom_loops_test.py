@@ -65,7 +65,7 @@ def state(model):
     optimizer = model.optimizer
     # Who drew them, and what an epoch is, is known to `fit` alone.
     record = provenance.unpack_record(optimizer.sampling_record.numpy())
-    of_fit = ("assignment", "sampling", "first_seeded_draw", "rows", "most_rows", "loose_steps",
+    of_fit = ("assignment", "sampling", "first_seeded_draw", "loose_steps",
               "loop_steps")  # fmt: skip
     record.update(dict.fromkeys(of_fit))
     others = [v for v in optimizer.variables if v is not optimizer.sampling_record]

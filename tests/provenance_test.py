@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dice_tf import provenance
+from dice_tf import provenance, row_counts
 from dice_tf.errors import SamplingError
 from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, ShuffledEpochs
 
@@ -94,9 +94,6 @@ def brute_force(marks):
         "assignment": -1,
         "sampling": -1,
         "seeded_steps": 0,
-        "rows": 0,
-        "most_rows": 0,
-        "largest_batch": 0,
         "mechanism": -1,
         "loose_steps": 0,
         "loop_steps": 0,
@@ -175,15 +172,13 @@ def test_steps_with_seeded_noise_are_counted(seeded):
     assert provenance.unpack_record(record)["seeded_steps"] == len(seeded)
 
 
-def test_rows_are_counted_where_they_are_public():
-    record = provenance.initial_record()
+def test_rows_of_unmarked_batches_are_counted_and_leave_the_process_in_no_record():
+    counts = tf.zeros([row_counts.SIZE], tf.int64)
     for marks, rows in ((0, 8), (1, 5), (0, 7), (2, 9)):
-        record = provenance.update_record(record, marks, rows)
-    fields = provenance.unpack_record(record)
-    assert fields["rows"] == fields["most_rows"] == 15 and fields["largest_batch"] == 8
-    record = provenance.pack_record(dict(fields, rows=0))
-    fields = provenance.unpack_record(provenance.update_record(record, 0, 4))
-    assert (fields["rows"], fields["most_rows"]) == (4, 15)
+        counts = row_counts.update(counts, marks, rows, in_fit=True)
+    assert counts.numpy().tolist() == [15, 15, 8]
+    assert row_counts.update(counts, 0, 4, in_fit=False).numpy().tolist() == [4, 15, 8]
+    assert not any("row" in name for name in provenance.RECORD_FIELDS)
 
 
 OTHERS = [

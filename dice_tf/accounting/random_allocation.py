@@ -294,7 +294,7 @@ def _sum_of(left, right, spacing, points, cut_off):
 
 def _pmf(losses, mass, infinity_mass, interval):
     """Returns losses, rounded up to the grid of `interval`, as dp_accounting composes them."""
-    indices = np.ceil(losses / interval - 1e-9).astype(np.int64)
+    indices = np.ceil(losses / interval).astype(np.int64)
     lowest = indices.min()
     probabilities = np.bincount(indices - lowest, weights=mass)
     return pld_pmf.DensePLDPmf(interval, int(lowest), probabilities, float(infinity_mass), True)
