@@ -183,7 +183,7 @@ def test_a3_the_record_in_files_does_not_tell_how_many_rows_had_a_weight():
     records, counted = [], []
     for weights in (np.ones(N, "float32"), np.arange(N, dtype="float32") % 2):
         model = make_model()
-        model.fit(X, Y, batch_size=B, sample_weight=weights, verbose=0)
+        model.fit(X, Y, batch_size=B, sample_weight=weights, shuffle=False, verbose=0)
         optimizer = model.optimizer
         records.append(optimizer.sampling_record.numpy().tolist())
         counted.append(optimizer._private.row_counts.numpy().tolist())
