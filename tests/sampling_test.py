@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dice_tf import provenance, sampling as sampling_lib
+from dice_tf import sampling as sampling_lib
 from dice_tf.errors import SamplingError
+from dice_tf.ledger import provenance
 from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, ShuffledEpochs
 
 ALL = [PoissonSampling, CyclicPoissonSampling, ShuffledEpochs]
