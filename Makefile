@@ -7,7 +7,7 @@
 #   make test-all                      runs the long ones, too: kills, several processes, searches
 #   make benchmark                     measures what privacy costs, in half an hour
 #   make bazel-test                    builds everything and runs the fast tests with Bazel
-#   make lint                          checks the Python and the BUILD files
+#   make lint                          checks the form and the types of Python, and the BUILD files
 #   make docs                          makes a site of the documentation in out/docs
 #   make dist                          builds the wheel and the source distribution in out/dist
 #   make test-dist                     installs them in a clean environment and trains there
@@ -16,6 +16,7 @@
 #   make clean                         removes .venv and everything that was built
 #
 # The first run creates .venv and installs dice_tf there; later runs reuse it.
+# COVERAGE=1 lets `make test-all` print which lines and branches no test reaches.
 # PYTHON=python3.12 chooses the interpreter, FLAGS='--epsilon=4' passes flags
 # to the demo (FLAGS='--quick' to the benchmark), PYTEST_ARGS='-k noise' arguments to pytest.
 
@@ -57,14 +58,22 @@ benchmark: $(VENV)/benchmarks.stamp
 SHOW_VERSIONS := import sys; from importlib.metadata import version; print("Python", \
     sys.version.split()[0], *(f"{name} {version(name)}" for name in ("tensorflow", "keras")))
 
-PYTEST = $(VENV_PYTHON) -m pytest -n $(WORKERS) --dist worksteal --durations=20
+# With COVERAGE=1, `make test-all` says which lines and branches no test reaches.
+COVERAGE ?=
+PYTEST = $(VENV_PYTHON) $(if $(COVERAGE),-m coverage run) -m pytest -n $(WORKERS) --dist worksteal --durations=20
 
 test: $(VENV)/test.stamp
+	@rm -rf out/coverage
 	@$(VENV_PYTHON) -c '$(SHOW_VERSIONS)'
 	$(PYTEST) -m "not long" $(PYTEST_ARGS)
 
 test-all: test
 	$(PYTEST) -m long $(PYTEST_ARGS)
+	$(if $(COVERAGE),$(REPORT_COVERAGE))
+
+# All in all, and what is missing in each file of which less than 95 % is reached.
+REPORT_COVERAGE = $(VENV_PYTHON) -m coverage combine --quiet && $(VENV_PYTHON) -m coverage report \
+    | awk '/^(Name|TOTAL|-)/ || $$6 + 0 < 95'
 
 # The tests find TensorFlow in .venv, through PATH: Bazel itself fetches nothing.
 bazel-test: $(VENV)/test.stamp
@@ -74,24 +83,31 @@ bazel-test: $(VENV)/test.stamp
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bazel build //...
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bazel test --config=fast //...
 
-BUILDIFIER_PACKAGE := @bazel/buildifier@8.2.1
+NODE_PACKAGES := @bazel/buildifier@8.2.1 pyright@1.1.414
 PYTHON_FILES := dice_tf tests examples benchmarks docs setup.py
-BUILDIFIER := out/node/node_modules/.bin/buildifier
+NODE_BIN := out/node/node_modules/.bin
+NODE_STAMP := out/node/$(subst /,+,$(subst $() ,_,$(NODE_PACKAGES))).stamp
 
-lint: $(BUILDIFIER) $(VENV)/lint.stamp
+lint: $(NODE_STAMP) $(VENV)/lint.stamp
 	$(VENV_PYTHON) -m ruff check $(PYTHON_FILES)
 	$(VENV_PYTHON) -m ruff format --check $(PYTHON_FILES)
-	$(BUILDIFIER) -mode=check -lint=warn -r \
+	$(NODE_BIN)/pyright --pythonpath $(VENV_PYTHON)
+	$(VENV_PYTHON) -m mypy
+	$(NODE_BIN)/buildifier -mode=check -lint=warn -r \
 	    $(wildcard WORKSPACE BUILD benchmarks docs examples tests third_party)
-	@echo "lint: Python files are as ruff has them, BUILD files as buildifier has them."
+	@echo "lint: formats are as ruff and buildifier have them, types as pyright and mypy have them."
 
-# The package carries the binaries; its scripts have nothing to add.
-$(BUILDIFIER):
+# Named after the versions, so that another version is installed. The packages carry what
+# they need; their scripts have nothing to add.
+$(NODE_STAMP):
 	@command -v npm >/dev/null || { \
-	    echo "make lint needs npm, which installs buildifier (on Debian: apt-get install npm)." >&2; \
+	    echo "make lint needs npm, which installs buildifier and pyright (on Debian: apt-get" \
+	        "install npm)." >&2; \
 	    exit 1; }
+	rm -rf out/node
 	npm install --prefix out/node --no-save --no-audit --no-fund --ignore-scripts \
-	    $(BUILDIFIER_PACKAGE)
+	    $(NODE_PACKAGES)
+	@touch $@
 
 # From scratch, so that every warning shows, and every warning is an error.
 docs: export TF_CPP_MIN_LOG_LEVEL = 3

@@ -75,6 +75,8 @@ TEST = EXAMPLES + [
     "pytest>=8",
     # One process per core: most of the time goes into tracing graphs.
     "pytest-xdist>=3.5",
+    # Lines and branches that no test reaches. 7.10 is the first that measures subprocesses.
+    "coverage>=7.10,<8",
     # Properties over the whole range of privacy parameters.
     "hypothesis>=6.100",
     # Reads weight files, to see that nothing private is in them; Keras writes them with it.
@@ -98,6 +100,8 @@ TEST = EXAMPLES + [
 LINT = [
     # Format and rules of Python files; each 0.x release may change them.
     "ruff>=0.14,<0.18",
+    # A user's script, as the type checker sees it that most users have; 3 may change its rules.
+    "mypy>=1.18,<3",
 ]
 
 DOCS = [

@@ -7,6 +7,26 @@ already catches `ValueError` around a Keras call keeps working. Messages name
 the argument or the layer, echo the value received and say what to do.
 """
 
+__all__ = [
+    "AccountingError",
+    "BudgetExhaustedError",
+    "DataDependentChoiceWarning",
+    "DicePrivacyError",
+    "DistributionError",
+    "GradientEngineError",
+    "LossError",
+    "MechanismError",
+    "MissingPackageError",
+    "ModelError",
+    "NoisyPlanWarning",
+    "OptimizerArgumentError",
+    "PlainGradientsError",
+    "ReleaseError",
+    "SamplingError",
+    "UnaccountedStepsWarning",
+    "UncheckedGradientsWarning",
+]
+
 
 class DicePrivacyError(ValueError):
     """Base class of every refusal made by dice_tf to protect a privacy claim."""

@@ -11,6 +11,7 @@ import collections
 import importlib
 import importlib.util
 import sys
+from typing import Any
 
 import dp_accounting
 import tensorflow as tf
@@ -20,8 +21,10 @@ from dice_tf.mechanism import DiceMechanism, rounding
 from dice_tf.mechanism.clipping import clip_weights
 from dice_tf.mechanism.noise import NoiseKey, gaussian_noise
 
+__all__ = ["DiceSumQuery", "import_tensorflow_privacy"]
 
-def import_tensorflow_privacy():
+
+def import_tensorflow_privacy() -> Any:
     """Imports `tensorflow_privacy`, as much of it as the installed TensorFlow permits.
 
     With TensorFlow 2.16 and later its plain import fails, in an estimator that TensorFlow
@@ -52,7 +55,7 @@ def import_tensorflow_privacy():
         return importlib.import_module(name)
     except Exception:  # What fails in there depends on the releases of three packages.
         pass
-    sys.skip_tf_privacy_import = True
+    setattr(sys, "skip_tf_privacy_import", True)
     try:
         return importlib.import_module(name)
     except Exception as error:
@@ -61,7 +64,7 @@ def import_tensorflow_privacy():
             f"{type(error).__name__}: {error}. dice_tf is tested with tensorflow-privacy==0.9.0."
         ) from error
     finally:
-        del sys.skip_tf_privacy_import
+        delattr(sys, "skip_tf_privacy_import")
 
 
 # Before the line below, which needs it.
@@ -163,8 +166,13 @@ class DiceSumQuery(dp_query.SumAggregationDPQuery):
     """
 
     def __init__(
-        self, l2_norm_clip, noise_multiplier, record_specs, error_norm_clip=None, noise_seed=None
-    ):
+        self,
+        l2_norm_clip: float,
+        noise_multiplier: float,
+        record_specs: Any,
+        error_norm_clip: Any = None,
+        noise_seed: int | None = None,
+    ) -> None:
         # On the scale of the sum: whoever wants the mean divides by a public constant later.
         self._mechanism = DiceMechanism(
             l2_norm_clip=l2_norm_clip,
@@ -176,7 +184,7 @@ class DiceSumQuery(dp_query.SumAggregationDPQuery):
         self._record_specs = tf.nest.map_structure(_check_spec, record_specs)
         self._noise_key = NoiseKey(noise_seed)
         with tf.init_scope():
-            self._draws = tf.Variable(0, dtype=tf.int64, trainable=False, name="noise_draws")
+            self._draws = tf.Variable(tf.zeros((), tf.int64), trainable=False, name="noise_draws")
 
     def _zeros(self):
         return tf.nest.map_structure(lambda spec: tf.zeros(spec.shape), self._record_specs)
@@ -259,7 +267,8 @@ class DiceSumQuery(dp_query.SumAggregationDPQuery):
 
 
 def _check_spec(spec):
-    spec = tf.TensorSpec(getattr(spec, "shape", None), getattr(spec, "dtype", tf.float32))
+    shape: Any = getattr(spec, "shape", None)
+    spec = tf.TensorSpec(shape, getattr(spec, "dtype", tf.float32))
     if not spec.shape.is_fully_defined() or not spec.dtype.is_floating:
         raise MechanismError(
             "Argument `record_specs` must hold floating-point tensors of known shapes, or their "

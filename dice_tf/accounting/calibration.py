@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scipy import optimize
 
@@ -20,6 +20,8 @@ from dice_tf.mechanism import DiceMechanism
 if TYPE_CHECKING:
     # At run time it would load TensorFlow.
     from dice_tf.sampling import Sampling
+
+__all__ = ["calibrate_batch_size", "calibrate_noise_multiplier", "calibrate_steps"]
 
 # Noise is found to this relative precision, from above.
 _PRECISION = 1e-4
@@ -77,7 +79,7 @@ def calibrate_noise_multiplier(
     """
     target_epsilon, steps = _check_target(target_epsilon, steps)
     events.check_sampling(sampling)
-    parameters = dict(
+    parameters: dict[str, Any] = dict(
         l2_norm_clip=l2_norm_clip,
         error_norm_clip=error_norm_clip,
         bound_residuals=bound_residuals,
@@ -256,7 +258,7 @@ def _smallest_noise(epsilon_of, target_epsilon, start, factor):
     else:
         while excess(low) <= 0:
             low, high = low - step, low
-    root = optimize.brentq(excess, low, high, xtol=_PRECISION / 2)
+    root: Any = optimize.brentq(excess, low, high, xtol=_PRECISION / 2)
     while epsilon_of(math.exp(root)) > target_epsilon:
         root += _PRECISION / 2
     return math.exp(root)

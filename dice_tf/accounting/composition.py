@@ -18,6 +18,8 @@ from dice_tf.mechanism import DiceMechanism
 if TYPE_CHECKING:
     from dice_tf.sampling import Sampling
 
+__all__ = ["compose_epsilon"]
+
 
 def compose_epsilon(
     runs: Sequence[tuple[DiceMechanism, Sampling, int]], delta: float, accountant: str = "rdp"

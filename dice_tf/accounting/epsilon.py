@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from dice_tf.mechanism import DiceMechanism
     from dice_tf.sampling import Sampling
 
+__all__ = ["PrivacyGuarantee", "compute_epsilon", "dp_event", "guarantee"]
+
 ACCOUNTANTS = ("rdp", "pld")
 
 

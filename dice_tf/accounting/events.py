@@ -32,11 +32,14 @@ import math
 from typing import Any, NamedTuple
 
 import dp_accounting
+from dp_accounting import dp_event
 
 from dice_tf.accounting.random_allocation import AllocatedRound
 from dice_tf.checks.arguments import check_integer, check_number
 from dice_tf.errors import AccountingError
 from dice_tf.mechanism import DiceMechanism
+
+__all__ = ["NEIGHBOURING_RELATIONS"]
 
 ADD_OR_REMOVE_ONE = "add_or_remove_one"
 REPLACE_ONE = "replace_one"
@@ -276,7 +279,7 @@ def bounded_rounds(mechanism, sampling, steps, relation=None):
     return [Round(sampling.sampling_probability, noise_multiplier, sampling.rounds(steps))]
 
 
-def unbounded_rounds(mechanism, sampling, steps, relation=None, error_share=None):
+def unbounded_rounds(mechanism, sampling, steps, relation=None, error_share: Any = None):
     r"""Returns the rounds of a run with unbounded residuals (form 4, Alg. 1 to the letter).
 
     Once an example has been drawn, the error may differ for good, so the clipped error
@@ -338,7 +341,7 @@ def mixture_event(mechanism, sampling, steps):
     Source: Choquette-Choo et al., "Privacy amplification for matrix mechanisms", 2023
     (mixture of Gaussians).
     """
-    mixture_class = getattr(dp_accounting.dp_event, "MixtureOfGaussiansDpEvent", None)
+    mixture_class = getattr(dp_event, "MixtureOfGaussiansDpEvent", None)
     if mixture_class is None or not is_amplified(sampling):
         return None
     error = 2.0 * mechanism.error_norm_clip
@@ -347,7 +350,7 @@ def mixture_event(mechanism, sampling, steps):
     mixture = mixture_class(
         mechanism.noise_stddev, [error, error + head], [1.0 - probability, probability]
     )
-    events = [dp_accounting.SelfComposedDpEvent(mixture, turns)]
+    events: list[dp_accounting.DpEvent] = [dp_accounting.SelfComposedDpEvent(mixture, turns)]
     if steps > turns:
         other = dp_accounting.GaussianDpEvent(mechanism.noise_stddev / error)
         events.append(dp_accounting.SelfComposedDpEvent(other, steps - turns))

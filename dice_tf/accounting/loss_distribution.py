@@ -4,6 +4,7 @@
 
 import functools
 import math
+from typing import Any
 import warnings
 
 import dp_accounting
@@ -66,7 +67,8 @@ def _distribution(event, interval, exchange):
         return _with_allocation(event, interval).get_epsilon_for_delta
     turn = getattr(event, "event", None)
     if isinstance(turn, dp_accounting.PoissonSampledDpEvent) and not exchange:
-        one = _round_distribution(turn.event.noise_multiplier, turn.sampling_probability, interval)
+        gaussian: Any = turn.event
+        one = _round_distribution(gaussian.noise_multiplier, turn.sampling_probability, interval)
         return one.self_compose(event.count).get_epsilon_for_delta
     relation = dp_accounting.NeighboringRelation
     accountant = pld.PLDAccountant(
@@ -92,8 +94,8 @@ def _with_allocation(event, interval):
     if isinstance(event, random_allocation.RandomAllocationDpEvent):
         return _allocation_distribution(event.cycles, event.noise_multiplier, interval)
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
-        turn = event.event.noise_multiplier
-        return _round_distribution(turn, event.sampling_probability, interval)
+        turn: Any = event.event
+        return _round_distribution(turn.noise_multiplier, event.sampling_probability, interval)
     return _round_distribution(event.noise_multiplier, 1.0, interval)
 
 

@@ -26,6 +26,13 @@ from dice_tf.accounting.events import check_delta
 from dice_tf.checks.arguments import check_integer, check_number
 from dice_tf.errors import AccountingError
 
+__all__ = [
+    "Counterexample",
+    "counterexample_epsilon_lower_bound",
+    "paper_epsilon",
+    "paper_noise_stddev",
+]
+
 NOT_A_GUARANTEE = "closed form of the paper, not a guarantee"
 
 

@@ -23,7 +23,7 @@ Under Q, \(X = e^{\sqrt v Z - v/2}\) with Z standard normal. `renyi_divergence` 
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import dp_accounting
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
@@ -133,7 +133,7 @@ def _log_moments(cycles, noise_multiplier, most):
     return power + log_factorials - k * math.log(cycles)
 
 
-def _power(value, exponent, product):
+def _power(value, exponent, product) -> Any:
     """Returns `value` to a whole power, by squaring."""
     result = None
     while exponent:
@@ -167,7 +167,8 @@ def _log_negative_moment(cycles, noise_multiplier, exponent):
     log_t, log_laplace = _laplace_transform(noise_multiplier)
     spacing = log_t[1] - log_t[0]
     log_terms = exponent * log_t + cycles * log_laplace
-    log_integral = special.logsumexp(log_terms) + math.log(spacing)
+    log_sum: Any = special.logsumexp(log_terms)
+    log_integral = log_sum + math.log(spacing)
     return float(exponent * math.log(cycles) + log_integral - special.gammaln(exponent))
 
 
@@ -176,7 +177,8 @@ def _laplace_transform(noise_multiplier):
     """Returns evenly spaced log t and the logarithms of E[exp(-t X)] there."""
     scale = 1 / noise_multiplier
     z = np.linspace(-_RANGE, _RANGE, 1001)
-    log_weights = -z * z / 2 - special.logsumexp(-z * z / 2)
+    log_total: Any = special.logsumexp(-z * z / 2)
+    log_weights = -z * z / 2 - log_total
     x = np.exp(scale * z - scale**2 / 2)
     log_t = np.linspace(-80, 20 + scale * (_RANGE + scale), 2001)
     with np.errstate(over="ignore"):
@@ -278,9 +280,9 @@ class _Law(NamedTuple):
 def _sum_of(left, right, spacing, points, cut_off):
     size = len(left.mass) + len(right.mass) - 1
     length = fft.next_fast_len(size, real=True)
-    product = fft.rfft(left.mass, length) * fft.rfft(right.mass, length)
+    product = np.asarray(fft.rfft(left.mass, length)) * np.asarray(fft.rfft(right.mass, length))
     # Rounding leaves small negative numbers: up, never down.
-    mass = np.maximum(fft.irfft(product, length)[:size], 0.0)
+    mass = np.maximum(np.asarray(fft.irfft(product, length))[:size], 0.0)
     mass, cut = mass[:points], mass[points:]
     terms = left.terms + right.terms
     if not cut_off:

@@ -9,6 +9,7 @@ best order lies inside it.
 """
 
 import functools
+from typing import Any
 import warnings
 
 import dp_accounting
@@ -63,7 +64,8 @@ def _high_integer_order(sampling_probability, noise_multiplier, order):
     log_terms = log_binomials + i * np.log(sampling_probability)
     log_terms += (order - i) * np.log1p(-sampling_probability)
     log_terms += (i * i - i) / (2 * noise_multiplier**2)
-    return max(0.0, float(special.logsumexp(log_terms)) / (order - 1))
+    log_sum: Any = special.logsumexp(log_terms)
+    return max(0.0, float(log_sum) / (order - 1))
 
 
 def _any_order(sampling_probability, noise_multiplier, order):

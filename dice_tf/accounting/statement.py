@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from dice_tf.mechanism import DiceMechanism
     from dice_tf.sampling import Sampling
 
+__all__ = ["privacy_statement"]
+
 _WIDTH = 88
 
 _NOT_COVERED = (

@@ -18,6 +18,16 @@ from dice_tf.auditing.statistics import (
 from dice_tf.checks.arguments import check_integer, check_number
 from dice_tf.errors import AccountingError
 
+__all__ = [
+    "AuditResult",
+    "audit",
+    "audit_one_run",
+    "epsilon_lower_bound",
+    "membership_guesses",
+    "one_run_epsilon_lower_bound",
+    "one_run_p_value",
+]
+
 
 class AuditResult(NamedTuple):
     """What an audit found.
@@ -197,7 +207,10 @@ def one_run_epsilon_lower_bound(
     # Without the term in delta the answer is Clopper and Pearson's bound on q.
     largest = stats.beta.ppf(1 - confidence, num_correct, num_guesses - num_correct + 1)
     upper = float(np.log(largest / (1 - largest)))
-    return upper if excess(upper) <= 0 else float(optimize.brentq(excess, 0.0, upper))
+    if excess(upper) <= 0:
+        return upper
+    root: Any = optimize.brentq(excess, 0.0, upper)
+    return float(root)
 
 
 def membership_guesses(scores: ArrayLike, num_guesses: int) -> NDArray[Any]:

@@ -13,6 +13,8 @@ from dice_tf.checks.arguments import check_integer, check_number
 from dice_tf.engine import loss
 from dice_tf.errors import AccountingError
 
+__all__ = ["canary_scores", "gradient_canaries", "input_canaries"]
+
 
 def gradient_canaries(x: ArrayLike, num_canaries: int, scale: float = 1.0) -> NDArray[Any]:
     """Appends canaries whose gradients are orthogonal to those of all other examples.
@@ -110,8 +112,10 @@ def canary_scores(model: keras.Model, x: Any, y: Any) -> NDArray[Any]:
     >>> canary_scores(model, np.eye(2), np.array([[2.0], [3.0]])).tolist()
     [-1.0, -4.0]
     """
-    x, y = keras.tree.map_structure(tf.convert_to_tensor, (x, y))
+    batch: Any = keras.tree.map_structure(tf.convert_to_tensor, (x, y))
+    x, y = batch
     y_pred = model(x, training=False)
     symbolic = lambda t: keras.KerasTensor(t.shape, keras.backend.standardize_dtype(t.dtype))
-    loss.check_losses(model, *keras.tree.map_structure(symbolic, (y, y_pred)), None)
+    specs: Any = keras.tree.map_structure(symbolic, (y, y_pred))
+    loss.check_losses(model, *specs, sample_weight=None)
     return -np.asarray(loss.per_example_losses(model, x, y, y_pred, None), dtype=np.float64)

@@ -6,7 +6,7 @@ import numpy as np
 from scipy import stats
 
 
-def choose_threshold(scores_in, scores_out, delta, confidence):
+def choose_threshold(scores_in, scores_out, delta, confidence) -> float:
     """Returns a threshold that promises a large bound on other scores like these."""
     candidates = np.unique(np.concatenate([scores_in, scores_out]))
     # Just above the largest score seen, the rate of false positives only looks like 0:

@@ -34,6 +34,8 @@ from dice_tf.ledger import row_counts
 from dice_tf.mechanism import noise
 from dice_tf.training import rebuilding
 
+__all__ = ["continue_sampling"]
+
 _PREFIX = "private_"
 # What `sampler` holds: digest of the sampling object's parameters (0: none), its 128 bits of
 # entropy, the name of its group assignment, its position when the optimizer had made
@@ -62,7 +64,7 @@ class PrivateState:
         # Whether `fit` is what takes the steps, for Python and for compiled steps.
         self.is_in_fit, self.in_fit = False, None
         # The errors are those of this step; in any other state of the run they count as 0.
-        self.error_step = None
+        self.error_step: Any = None
         self.errors = []
         self.sampler = None
         # How many rows epochs showed, see `row_counts`.
@@ -74,7 +76,8 @@ class PrivateState:
         # Slots of the update rule by variable and name, and how often they were put together.
         self.slots, self.generation = {}, 0
         # What was loaded into an optimizer that is not built yet, and the record it begins with.
-        self.to_load = self.first_record = None
+        self.to_load: Any = None
+        self.first_record: Any = None
         # What `continue_sampling` last wrote there; anything else came from a file.
         self.sampler_in_use = [0] * SAMPLER_SIZE
 

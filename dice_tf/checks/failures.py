@@ -6,6 +6,8 @@ A loss that takes negatives from its batch fails on a batch that has none. That 
 of the batch: it tells that examples depend on each other.
 """
 
+from typing import Any, NoReturn
+
 import tensorflow as tf
 
 from dice_tf.engine.loss import call_in_training, per_example_losses
@@ -52,7 +54,7 @@ def both(model, together, alone, few, one, whole):
     _refuse_dependence(model, f"{_rows(few)} of them", error, whole)
 
 
-def _refuse_dependence(model, which, error, whole):
+def _refuse_dependence(model, which, error, whole) -> NoReturn:
     raise GradientEngineError(
         f"Examples of model '{model.name}' depend on each other: a layer or the loss can be "
         f"computed for a batch of {_rows(whole)} examples, but not for {which}. Make negatives "
@@ -61,7 +63,7 @@ def _refuse_dependence(model, which, error, whole):
     ) from error
 
 
-def _attempt(function):
+def _attempt(function) -> tuple[Any, Exception | None]:
     """Returns a result and `None`, or `None` and the error."""
     try:
         return function(), None

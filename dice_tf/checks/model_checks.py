@@ -10,10 +10,13 @@ from the batch, lets it escape that bound.
 from typing import Any
 
 import keras
+import keras.src
 
 from dice_tf.checks.assignments import Assignments
 from dice_tf.engine.loss import call_in_training
 from dice_tf.errors import LossError, ModelError
+
+__all__ = ["check_model"]
 
 _GRAPHS = (keras.Sequential, keras.src.models.Functional)
 

@@ -17,6 +17,8 @@ from dice_tf.checks.model_checks import check_model, is_graph, mixes_batch_stati
 from dice_tf.engine.overrides import shallow_copy
 from dice_tf.errors import ModelError
 
+__all__ = ["fix_model"]
+
 # The two choices that Wu & He (2018) found best. A group of one channel is of no use: without
 # positions to average over it is a constant, and with them their mean is.
 _MOST_GROUPS, _CHANNELS_PER_GROUP = 32, 16

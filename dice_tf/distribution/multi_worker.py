@@ -9,6 +9,7 @@ step. What they compare travels between them as digests, and touches no disk.
 
 import functools
 import hashlib
+from typing import Any
 import warnings
 import weakref
 
@@ -74,7 +75,8 @@ def values_of_chief(strategy, values):
     """
     with strategy.scope():
         # The strategy starts every variable from the value of its first worker.
-        return tf.Variable(np.asarray(values, np.int64), trainable=False).numpy()
+        start: Any = np.asarray(values, np.int64)
+        return tf.Variable(start, trainable=False).numpy()
 
 
 def check_same(strategy, facts, secrets, error):

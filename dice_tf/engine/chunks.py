@@ -6,6 +6,8 @@ A chunk only bounds memory: sums over chunks are the sums over the batch, and th
 division by the public batch size, the noise and the feedback happen after them.
 """
 
+from typing import Any
+
 import tensorflow as tf
 
 from dice_tf.engine.gradient_sums import GradientSums
@@ -82,7 +84,9 @@ def sums_in_chunks(engine, x, y, sample_weight, chunk_size, multiple=1):
     )
     losses, norms, *outputs = (array.concat() for array in arrays)
     parts = iter(accumulated)
-    fill = lambda like: None if like is None else [None if t is None else next(parts) for t in like]
+    fill: Any = lambda like: (
+        None if like is None else [None if t is None else next(parts) for t in like]
+    )
     sums = GradientSums(
         head=fill(first.head),
         residual=fill(first.residual),

@@ -16,6 +16,8 @@ from dice_tf.engine import gram
 from dice_tf.errors import GradientEngineError
 from dice_tf.mechanism import rounding
 
+__all__ = ["OuterProduct", "PerExample", "Rows"]
+
 # Relative to squares of float32 numbers that cancel.
 _ROUNDING = 2.0**-23
 # Per-example gradients of one variable are written down only below this many bytes.

@@ -10,6 +10,7 @@ other axis has, shapes alone tell, and nothing is computed.
 import weakref
 
 import keras
+import keras.src
 
 from dice_tf.engine.loss import call_in_training
 

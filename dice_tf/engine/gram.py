@@ -23,6 +23,7 @@ small, scalar products are added in blocks, which are shorter where there are mo
 import functools
 import math
 import platform
+from typing import Any
 
 import tensorflow as tf
 
@@ -70,7 +71,8 @@ def squared_norms(inputs, cotangents, *, transposed=False):
     # XLA compiles once per size: few sizes per octave, whatever batches there are.
     eighth = tf.bitwise.left_shift(1, tf.maximum(_bit_length(batch) - 4, 0))
     missing = tf.math.floormod(-batch, eighth)
-    pad = lambda t: tf.pad(t, [[0, missing], [0, 0], [0, 0]])
+    more: Any = [[0, missing], [0, 0], [0, 0]]
+    pad = lambda t: tf.pad(t, more)
     inputs, cotangents = tf.cond(
         missing > 0, lambda: (pad(inputs), pad(cotangents)), lambda: (inputs, cotangents)
     )

@@ -9,6 +9,8 @@ down ("ghost norms" and "book-keeping"). Layers without a closed form are differ
 one by one under `tf.vectorized_map`. What no layer call accounts for is refused.
 """
 
+from typing import Any
+
 import tensorflow as tf
 
 from dice_tf.engine import local_gradients
@@ -163,7 +165,7 @@ def _batch_axis_checks(calls, batch):
 def _weighted_sums(parts, weights, norms):
     """Returns one `{id: sum}` per entry of `weights`."""
     keys = list(parts)
-    split = residual_rows(*weights, norms) if len(weights) == 2 else None
+    split = residual_rows(weights[0], weights[1], norms) if len(weights) == 2 else None
 
     def sums_of(part):
         if split is not None and isinstance(part, OuterProduct) and part.prefers_rows():
@@ -173,8 +175,8 @@ def _weighted_sums(parts, weights, norms):
     def flat_sums(clean):
         sums = []
         for key in keys:
-            each = [sums_of(clean(part)) for part in parts[key]]
-            sums += [tf.add_n(s) if len(s) > 1 else s[0] for s in zip(*each, strict=True)]
+            each: Any = zip(*(sums_of(clean(part)) for part in parts[key]), strict=True)
+            sums += [tf.add_n(s) if len(s) > 1 else s[0] for s in each]
         return sums
 
     finite = tf.math.is_finite(norms)

@@ -16,6 +16,7 @@ gives on a batch that holds only this example. Reductions therefore mean
 import functools
 
 import keras
+import keras.src
 import tensorflow as tf
 
 from dice_tf.checks.assignments import Assignments

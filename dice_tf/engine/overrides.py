@@ -9,6 +9,7 @@ up what to do in thread-local state.
 
 import contextlib
 import threading
+from typing import Any
 
 _lock = threading.Lock()
 _installed = {}
@@ -41,7 +42,7 @@ def overridden(replacements):
                 _remove(target, name)
 
 
-def shallow_copy(tracked):
+def shallow_copy(tracked) -> Any:
     """Copies a Keras object without its contents (`copy.copy` would save it to a file)."""
     duplicate = object.__new__(type(tracked))
     duplicate.__dict__.update(tracked.__dict__)

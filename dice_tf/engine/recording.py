@@ -15,6 +15,7 @@ import threading
 from typing import Any
 
 import keras
+import keras.src
 import tensorflow as tf
 
 from dice_tf.engine import random_replay, rematerialization, rules

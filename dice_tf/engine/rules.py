@@ -19,6 +19,8 @@ from dice_tf.engine import rules_conv, rules_recurrent
 from dice_tf.engine.contributions import OuterProduct, PerExample, Rows
 from dice_tf.errors import GradientEngineError
 
+__all__ = ["register_rule"]
+
 
 class _Rule(NamedTuple):
     contributions: Callable
@@ -219,7 +221,7 @@ def _arranged(tensor, letters, eq, features, groups, size):
     if order != sorted(order):
         tensor = tf.transpose(tensor, order)
     first = 1 + len(eq.groups)
-    positions = tensor.shape[first : first + len(eq.positions)]
+    positions: Any = tensor.shape[first : first + len(eq.positions)]
     if positions.is_fully_defined():
         positions = math.prod(positions)
     else:
@@ -343,7 +345,8 @@ def _normalisation(layer, call):
         if offset is not None:
             values.append((offset, tf.zeros(offset.shape, offset.dtype)))
         with keras.StatelessScope(values):
-            normalised = tf.cast(layer.call(call.inputs), tf.float32)
+            output: Any = layer.call(call.inputs)
+            normalised = tf.cast(output, tf.float32)
         contributions.append((scale, PerExample(add_up(cotangents * normalised))))
     if offset is not None:
         contributions.append((offset, PerExample(add_up(cotangents))))

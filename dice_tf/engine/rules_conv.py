@@ -3,6 +3,7 @@
 """Per-example gradients of convolutions, as outer products of patches and cotangents."""
 
 import math
+from typing import Any
 
 from keras import ops
 import numpy as np
@@ -94,11 +95,12 @@ def _written_by_rows(layer, call):
     # Rows that the last group lacks are zeros.
     below += max(rows * down - (call.inputs.shape[1] + above + below), 0)
     taps = width * channels
+    edges: Any = [[0, 0], [above, below], list(across), [0, 0]]
     copied = tf.nn.conv2d(
         tf.cast(call.inputs, tf.float32),
         np.eye(down * taps, dtype=np.float32).reshape(down, width, channels, down * taps),
         strides=layer.strides,
-        padding=[[0, 0], [above, below], list(across), [0, 0]],
+        padding=edges,
     )
     copied = tf.reshape(copied[:, :rows], [-1, rows * columns, down * taps])
     cotangents = tf.cast(_flat_positions(call.cotangents), tf.float32)
@@ -134,7 +136,7 @@ def separable(layer, call):
     """
     deep, point = layer.depthwise_kernel, layer.pointwise_kernel
     # What the layer computes in between, in its own precision.
-    between = ops.depthwise_conv(
+    between: Any = ops.depthwise_conv(
         call.inputs,
         tf.cast(tf.convert_to_tensor(deep._value), call.inputs.dtype),
         strides=layer.strides,
@@ -254,7 +256,8 @@ def _patches(layer, inputs):
     positions, taps = index.shape
     if np.any(pads):
         inputs = tf.pad(inputs, [[0, 0], *pads, [0, 0]])
-    points = math.prod(inputs.shape[1:-1])
+    spatial: Any = inputs.shape[1:-1]
+    points = math.prod(spatial)
     if _in_xla():
         return _patches_by_slices(layer, inputs), False
     if taps == 1 and positions == points:
@@ -284,8 +287,8 @@ def _patches_of_few_channels(padded, geometry, padding):
     """
     channels, size = padded.shape[-1], padded.shape[-2]
     rows = math.prod(padded.shape[1:-2])
-    _, across = _tap_positions(*(part[-1:] for part in geometry), padding)
-    _, along = _tap_positions(*(part[:-1] for part in geometry), padding)
+    _, across = _tap_positions(*(part[-1:] for part in geometry), padding=padding)
+    _, along = _tap_positions(*(part[:-1] for part in geometry), padding=padding)
     (columns, taps), (lines, line_taps) = across.shape, along.shape
     channel = np.arange(channels, dtype=np.int32)[None, :, None]
     index = across.T[:, None, :] * channels + channel

@@ -10,6 +10,7 @@ backward pass.
 """
 
 import functools
+from typing import Any
 
 import keras
 from keras import ops
@@ -45,10 +46,10 @@ def run(layer, function, args, kwargs, watch):
         Pair of the layer's output and what `contributions` needs to remember: the sequence
         of gate inputs and that of outputs, in the order of time.
     """
-    cell = layer.cell
-    gates = ops.matmul(args[0], cell.kernel)
+    cell, bias = layer.cell, layer.cell.bias
+    gates: Any = ops.matmul(args[0], cell.kernel)
     if cell.use_bias:
-        gates += cell.bias[0] if isinstance(cell, keras.layers.GRUCell) else cell.bias
+        gates += bias[0] if isinstance(cell, keras.layers.GRUCell) else bias
     gates = watch(gates)
     # Copies, because other threads may run the layer as it is.
     on_gates, cell_on_gates = shallow_copy(layer), shallow_copy(cell)
@@ -82,7 +83,7 @@ def contributions(layer, call):
         recurrent = tf.concat(
             [recurrent[..., : 2 * cell.units], reset * recurrent[..., 2 * cell.units :]], -1
         )
-    products = [
+    products: list[Any] = [
         (cell.kernel, OuterProduct(call.inputs, cotangents, shape=cell.kernel.shape)),
         (cell.recurrent_kernel,
          OuterProduct(before, recurrent, shape=cell.recurrent_kernel.shape)),
@@ -107,7 +108,8 @@ def _lstm_step(cell, gates, states, training=False):
     del training
     before, carry = states
     gates += ops.matmul(before, cell.recurrent_kernel)
-    enter, forget, candidate, leave = ops.split(gates, 4, axis=1)
+    parts: Any = ops.split(gates, 4, axis=1)
+    enter, forget, candidate, leave = parts
     carry = cell.recurrent_activation(forget) * carry
     carry += cell.recurrent_activation(enter) * cell.activation(candidate)
     output = cell.recurrent_activation(leave) * cell.activation(carry)
@@ -117,11 +119,13 @@ def _lstm_step(cell, gates, states, training=False):
 def _gru_step(cell, gates, states, training=False):
     del training
     (before,) = tf.nest.flatten(states)
-    inner = ops.matmul(before, cell.recurrent_kernel)
+    inner: Any = ops.matmul(before, cell.recurrent_kernel)
     if cell.use_bias:
         inner += cell.bias[1]
-    update, reset, candidate = ops.split(gates, 3, axis=1)
-    inner_update, inner_reset, inner_candidate = ops.split(inner, 3, axis=1)
+    parts: Any = ops.split(gates, 3, axis=1)
+    inner_parts: Any = ops.split(inner, 3, axis=1)
+    update, reset, candidate = parts
+    inner_update, inner_reset, inner_candidate = inner_parts
     update = cell.recurrent_activation(update + inner_update)
     reset = cell.recurrent_activation(reset + inner_reset)
     candidate = cell.activation(candidate + reset * inner_candidate)

@@ -9,6 +9,7 @@ they are, but there are no more of them than examples.
 import contextlib
 import math
 import re
+from typing import Any
 import warnings
 
 import tensorflow as tf
@@ -158,7 +159,7 @@ def warn_of_batch_size(given, expected):
 def _count_array_rows(given):
     """Returns the number of rows that `fit` trains on, `None` if it did not receive arrays."""
     leaves = [] if given["x"] is None else tf.nest.flatten(given["x"])
-    shapes = [getattr(leaf, "shape", ()) for leaf in leaves]
+    shapes: list[Any] = [getattr(leaf, "shape", ()) for leaf in leaves]
     if not shapes or not all(len(shape) for shape in shapes):
         return None
     split = 0 if given.get("validation_data") is not None else given.get("validation_split", 0)

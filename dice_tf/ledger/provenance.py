@@ -19,6 +19,7 @@ record `check_record` tells whether an amplification claim is backed.
 
 import dataclasses
 import hashlib
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -66,13 +67,13 @@ def initial_record():
     Returns:
         NumPy int32 `[RECORD_SIZE]`, to be stored in a non-trainable variable.
     """
-    start = dict.fromkeys(RECORD_FIELDS, 0)
+    start: dict[str, int] = dict.fromkeys(RECORD_FIELDS, 0)
     start.update(last_group=-1, shortest_cycle=_NO_CYCLE, largest_group=-1, assignment=-1)
     start.update(sampling=_UNKNOWN, mechanism=_UNKNOWN)
     return pack_record(start)
 
 
-def unpack_record(record):
+def unpack_record(record) -> dict[str, int]:
     """Returns a record as a dictionary from field name to int.
 
     Args:
@@ -226,7 +227,7 @@ def update_record(record, marks, noise_is_secret=True, mechanism=_UNKNOWN, in_fi
     >>> unpack_record(record)["shortest_cycle"]
     2
     """
-    fields = dict(zip(RECORD_FIELDS, tf.unstack(tf.convert_to_tensor(record))))
+    fields: dict[str, Any] = dict(zip(RECORD_FIELDS, tf.unstack(tf.convert_to_tensor(record))))
     group = tf.cast(marks, tf.int32) - 1
     last = fields["last_group"]
     in_order = (group >= 0) & ((group == 0) | (group == last + 1))
@@ -234,17 +235,18 @@ def update_record(record, marks, noise_is_secret=True, mechanism=_UNKNOWN, in_fi
     cycle = tf.where(returned, last + 1, _NO_CYCLE)
     # Also an optimizer that took over the state of another one in a way that nobody saw.
     same = (fields["steps"] == 0) | (fields["mechanism"] == mechanism)
-    loose = (group < 0) & ~tf.cast(in_fit, tf.bool)
+    outside = tf.logical_not(tf.cast(in_fit, tf.bool))
+    loose = (group < 0) & outside
     fields.update(
         steps=fields["steps"] + 1,
         last_group=group,
         shortest_cycle=tf.minimum(fields["shortest_cycle"], cycle),
         largest_group=tf.maximum(fields["largest_group"], group),
-        disordered_steps=fields["disordered_steps"] + tf.cast(~in_order, tf.int32),
+        disordered_steps=fields["disordered_steps"] + tf.cast(tf.logical_not(in_order), tf.int32),
         seeded_steps=fields["seeded_steps"] + int(not noise_is_secret),
         mechanism=tf.where(same, mechanism, SEVERAL),
         loose_steps=fields["loose_steps"] + tf.cast(loose, tf.int32),
-        loop_steps=fields["loop_steps"] + tf.cast(~tf.cast(in_fit, tf.bool), tf.int32),
+        loop_steps=fields["loop_steps"] + tf.cast(outside, tf.int32),
     )
     return tf.stack([fields[name] for name in RECORD_FIELDS])
 

@@ -18,6 +18,8 @@ from dice_tf.mechanism import DiceMechanism
 from dice_tf.sampling import Sampling
 from dice_tf.training.private_step import is_private
 
+__all__ = ["accounted_run", "run_epsilon", "run_statement"]
+
 
 def accounted_run(model: keras.Model, sampling: Sampling) -> tuple[DiceMechanism, Sampling, int]:
     """Returns what a run has been so far, once its record was found to back it.

@@ -17,6 +17,7 @@ import math
 import os
 import platform
 import secrets
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -63,7 +64,7 @@ class NoiseKey:
 
     def __init__(self, seed=None):
         self.seed = None if seed is None else check_integer("noise_seed", seed, minimum=0)
-        bits = secrets.randbits(_KEY_BITS) if seed is None else self.seed % 2**_KEY_BITS
+        bits = secrets.randbits(_KEY_BITS) if self.seed is None else self.seed % 2**_KEY_BITS
         self._forks = _forks
         with tf.init_scope():
             self._variable = tf.Variable(_halves(bits), trainable=False, name="noise_key")
@@ -91,7 +92,7 @@ class NoiseKey:
     __reduce__ = lambda self: (NoiseKey, ())
 
 
-def _halves(bits):
+def _halves(bits) -> Any:
     return np.frombuffer(bits.to_bytes(_KEY_BITS // 8, "little"), np.int32)
 
 

@@ -9,10 +9,15 @@ reports cannot hold different values.
 
 import dataclasses
 import math
+from typing import Any
 
 from dice_tf.checks.arguments import check_integer, check_number
 from dice_tf.errors import MechanismError
 
+__all__ = ["DiceMechanism"]
+
+# Default of numbers that follow from others. `Any`, because nobody reads `None` there.
+_FOLLOWS: Any = None
 CLIPPING_MODES = ("flat", "automatic")
 # Smaller norms are not told from 0: in float32 their squares underflow.
 _SMALLEST_CLIP = 1e-12
@@ -77,10 +82,10 @@ class DiceMechanism:
     `noise_stddev` are its C1, C2, sigma_1).
     """
 
-    l2_norm_clip: float | None = None
+    l2_norm_clip: float = _FOLLOWS
     noise_multiplier: float
     expected_batch_size: int
-    error_norm_clip: float | None = None
+    error_norm_clip: float = _FOLLOWS
     bound_residuals: bool = True
     clipping: str = "flat"
     feedback_steps: int = 1

@@ -24,6 +24,8 @@ from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, RandomAlloc
 from dice_tf.training.epsilon_callback import EpsilonCallback
 from dice_tf.training.optimizer_arguments import PRIVACY_ARGUMENTS, same_value
 
+__all__ = ["PrivacyPlan"]
+
 
 @dataclasses.dataclass(frozen=True, init=False)
 class PrivacyPlan:
@@ -224,8 +226,10 @@ class PrivacyPlan:
                 f"error_norm_clip_ratio={self.error_norm_clip_ratio:g}. Make the plan with it."
             )
         unit = 1.0 if l2_norm_clip is None else check_number("l2_norm_clip", l2_norm_clip)
+        # `None` is for `DiceMechanism` to judge.
+        threshold: Any = l2_norm_clip
         return DiceMechanism(
-            l2_norm_clip=l2_norm_clip,
+            l2_norm_clip=threshold,
             error_norm_clip=self.error_norm_clip_ratio * unit,
             noise_multiplier=self.noise_multiplier,
             expected_batch_size=self.batch_size,
@@ -351,8 +355,9 @@ class _PlanCallback(EpsilonCallback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Checks the optimizer against the plan, and the noise against the model."""
         super().on_train_begin(logs)
-        self._plan._check_follows(self.model)
-        parameters = sum(math.prod(v.shape) for v in self.model.trainable_variables)
+        model: Any = self.model
+        self._plan._check_follows(model)
+        parameters = sum(math.prod(v.shape) for v in model.trainable_variables)
         if parameters and self._plan.signal_to_noise(parameters) < 1:
             warnings.warn(
                 f"The noise drowns the signal {report.drowned(self._plan, parameters)}",

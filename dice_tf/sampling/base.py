@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 import secrets
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 import warnings
 
 import numpy as np
@@ -25,6 +25,8 @@ from dice_tf.ledger import admission, provenance
 from dice_tf.sampling import padding, row_order
 from dice_tf.sampling.data_sources import row_fetcher, row_weights
 from dice_tf.sampling.state import SamplingState, renew_in_forks
+
+__all__ = ["Sampling"]
 
 # Chance that some draw of the planned run needs a padded size above the smallest one.
 _OVERFLOW_PROBABILITY = 0.1
@@ -48,6 +50,11 @@ class Sampling:
 
     num_examples: int
     expected_batch_size: int
+
+    if TYPE_CHECKING:
+        # Every subclass has this field, behind its own; and the state is none of the fields.
+        seed = property(lambda self: cast(int | None, None))
+        _state: SamplingState = dataclasses.field(init=False)
 
     num_groups = 1
     amplified = True

@@ -3,6 +3,7 @@
 """Fetching the rows of a batch by index, from arrays or from random-access sources."""
 
 import collections.abc
+from typing import Any
 
 import keras
 import numpy as np
@@ -14,7 +15,7 @@ from dice_tf.sampling.conversion import to_array
 from dice_tf.sampling.row_readers import row_reader
 
 
-def row_fetcher(x, y, num_examples):
+def row_fetcher(x, y, num_examples) -> Any:
     """Returns the function that fetches the rows with given indices.
 
     Args:

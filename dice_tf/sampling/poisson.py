@@ -6,6 +6,8 @@ import dataclasses
 
 from dice_tf.sampling.base import Sampling
 
+__all__ = ["CyclicPoissonSampling", "PoissonSampling"]
+
 
 @dataclasses.dataclass(frozen=True)
 class PoissonSampling(Sampling):

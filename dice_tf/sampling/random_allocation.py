@@ -9,6 +9,8 @@ import numpy as np
 
 from dice_tf.sampling.base import Sampling
 
+__all__ = ["RandomAllocation"]
+
 # Keeps these draws apart from those of `dice_tf.sampling`.
 _ALLOCATION_STREAM = 2
 

@@ -10,6 +10,8 @@ import numpy as np
 from dice_tf.sampling import padding
 from dice_tf.sampling.base import DRAW_STREAM, Sampling
 
+__all__ = ["ShuffledEpochs"]
+
 
 @dataclasses.dataclass(frozen=True)
 class ShuffledEpochs(Sampling):

@@ -8,6 +8,7 @@ name no class are refused, and a sampler's weights are multiplied.
 """
 
 import contextlib
+from typing import NoReturn
 
 import keras
 import numpy as np
@@ -112,7 +113,7 @@ def _weights(classes, class_weight):
     return tf.where(tf.reduce_any(matches, 1), tf.reduce_sum(weights, 1), 1.0)
 
 
-def _refuse(received):
+def _refuse(received) -> NoReturn:
     raise SamplingError(
         "Argument `class_weight` needs one output, whose targets are one class per example: whole "
         f"numbers, or one-hot rows. Received: {received}. Otherwise compute one weight per example "

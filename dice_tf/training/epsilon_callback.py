@@ -17,6 +17,8 @@ from dice_tf.errors import AccountingError, BudgetExhaustedError, SamplingError
 from dice_tf.ledger import admission, fit_data, row_counts, runs, sampling_passes
 from dice_tf.sampling import Sampling
 
+__all__ = ["EpsilonCallback"]
+
 # Within one `fit`, epsilon is computed about this often between the ends of epochs: a
 # value by PLD takes a noticeable part of a second.
 _UPDATES_PER_FIT = {"rdp": 100, "pld": 10}
@@ -255,7 +257,7 @@ class EpsilonCallback(keras.callbacks.Callback):
             )
 
     @property
-    def _own_model(self):
+    def _own_model(self) -> Any:
         if self.model is None:
             raise AccountingError(
                 "This EpsilonCallback has no model yet, whose steps it could count. Ask it after "
@@ -297,6 +299,7 @@ class EpsilonCallback(keras.callbacks.Callback):
 
     def _search_limit(self, steps):
         """Finds that `steps` are affordable, or else the largest number that is."""
+        assert self.target_epsilon is not None
         if self._epsilon_after(steps) <= self.target_epsilon:
             self._allowed = steps
             return
@@ -349,7 +352,7 @@ class EpsilonCallback(keras.callbacks.Callback):
                 "private step per batch: every step must have a batch of its own."
             )
 
-    def _draws(self):
+    def _draws(self) -> Any:
         """Returns the number of batches drawn so far by what `fit` trains on, if that is known."""
         amplified = self.sampling.amplified
         # A data set that comes twice in a pipeline has one count.

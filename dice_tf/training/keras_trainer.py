@@ -260,7 +260,7 @@ def _checking_first(model, function):
                 return function(_iterator_over(batches, iterator, model.distribute_strategy))
         return function(iterator)
 
-    train_function.checks_first = True
+    setattr(train_function, "checks_first", True)
     return train_function
 
 

@@ -11,6 +11,8 @@ import keras
 from dice_tf.errors import OptimizerArgumentError
 from dice_tf.training.private_update import PrivateUpdate
 
+__all__ = ["DiceAdamOptimizer", "DiceSGDOptimizer", "make_dice_optimizer_class"]
+
 _WRAPPERS = {
     "LossScaleOptimizer": "it skips steps depending on the data, which would tell about them. Use "
     "the class of the optimizer to wrap, in float32 or under the dtype policy 'mixed_bfloat16'",

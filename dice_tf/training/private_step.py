@@ -12,6 +12,7 @@ from typing import Any
 import weakref
 
 import keras
+import keras.src
 import tensorflow as tf
 
 from dice_tf.checks import model_checks, precision, self_check
@@ -22,6 +23,8 @@ from dice_tf.ledger import provenance
 from dice_tf.mechanism import DiceMechanism
 from dice_tf.mechanism.clipping import clip_weights
 from dice_tf.training import dense, metrics, own_train_steps, rebuilding
+
+__all__ = ["check_gradients", "private_train_step"]
 
 # Keras model -> what was checked of it, which holds while `_still_holds`.
 _checked = weakref.WeakKeyDictionary()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dice_tf.plan import PrivacyPlan
 
 
-class PrivateUpdate:
+class PrivateUpdate(keras.optimizers.Optimizer if TYPE_CHECKING else object):
     """Mixin that turns a Keras optimizer class into a private one.
 
     The order of bases matters: `class MyOptimizer(PrivateUpdate, keras.optimizers.X)`.
@@ -179,11 +179,12 @@ class PrivateUpdate:
             ]
         if again is None:
             private.make_counts()
-            first = private.first_record
-            first = provenance.initial_record() if first is None else first
+            known_record = private.first_record
+            first: Any = provenance.initial_record() if known_record is None else known_record
+            start: Any = keras.initializers.Constant(first)
             self._sampling_record = self.add_variable(
                 shape=(provenance.RECORD_SIZE,),
-                initializer=keras.initializers.Constant(first),
+                initializer=start,
                 dtype="int32",
                 name="sampling_record",
                 aggregation="only_first_replica",

@@ -8,7 +8,7 @@ the count of steps, the sampling record, the noise keys and their use. Slots of 
 rule stay with their variables, also of those that are frozen for a while.
 """
 
-import keras
+from keras.src.utils import tracking
 import tensorflow as tf
 
 
@@ -51,7 +51,7 @@ def unbuild(optimizer):
     first = (optimizer._iterations, optimizer._learning_rate)
     kept = [variable for variable in optimizer.variables if any(variable is v for v in first)]
     # A new list, because `tf.train.Checkpoint` refuses one from which something was removed.
-    with keras.src.utils.tracking.DotNotTrackScope():
+    with tracking.DotNotTrackScope():
         tf.__internal__.tracking.AutoTrackable.__setattr__(optimizer, "_variables", kept)
     tracker = optimizer._tracker
     tracker.config["variables"] = (tracker.config["variables"][0], optimizer._variables)
