@@ -61,7 +61,12 @@ def test_one_drawn_batch_has_the_larger_rate_of_both_directions(probability, noi
     "mechanism, sampling, steps, relation",
     [
         (make_mechanism(512, 0.8), PoissonSampling(60_000, 512), 1171, None),
-        (make_mechanism(512, 2, error_norm_clip=1.0), CyclicPoissonSampling(60_000, 512), 500, None),
+        (
+            make_mechanism(512, 2, error_norm_clip=1.0),
+            CyclicPoissonSampling(60_000, 512),
+            500,
+            None,
+        ),
         (make_mechanism(100, 3.0, error_norm_clip=1.0), RandomAllocation(1000, 100), 50, None),
         (make_mechanism(100, 9.0, error_norm_clip=1.0), ShuffledEpochs(1000, 100), 50, None),
         (make_mechanism(100, 3.0), PoissonSampling(5000, 100), 60, "replace_one"),

@@ -82,8 +82,8 @@ def privacy_statement(
 
     Returns:
         A string of several lines: the guarantee, with the epsilon of the other accountant
-        beside it, what an attacker can find at most, every parameter, a comparison with DP-SGD and with the paper's formula,
-        and what is not covered.
+        beside it, what an attacker can find at most, every parameter, a comparison with
+        DP-SGD and with the paper's formula, and what is not covered.
 
     Raises:
         AccountingError: If the arguments are out of range or contradict each other.
