@@ -4,6 +4,7 @@
 
 import dataclasses
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -214,6 +215,21 @@ def test_statement_says_what_holds_for_a_person_or_that_nothing_does():
     assert "VACUOUS" in accounting.privacy_statement(*run, "pld", group_size=60)
     shown = str(accounting.guarantee(*run, group_size=5))
     assert "where up to 5 examples are added or removed" in shown
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("noise_multiplier", [1e-3, 0.1, 1e4])
+def test_numbers_at_the_ends_of_the_range_are_numbers(noise_multiplier):
+    run = make_mechanism(1000, noise_multiplier), ShuffledEpochs(1000, 1000), 1, DELTA
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # Where the accountant falls back.
+        found = accounting.compute_epsilon(*run, "pld", group_size=3)
+        rates = accounting.true_positive_rates(*run[:3], group_size=3)
+    mu = 3 / noise_multiplier
+    # The mean of the loss, and a little more than its deviations at delta.
+    assert 0.99 * mu**2 / 2 - 5 * mu <= found <= 1.01 * mu**2 / 2 + 5 * mu
+    exact = special.ndtr(special.ndtri([0.001, 0.01, 0.1]) + mu)
+    assert all(rates >= exact * (1 - 1e-9)) and rates == pytest.approx(exact, rel=0.01)
 
 
 @pytest.mark.parametrize("group_size", [0, -1, 1.5, "two", True, 60_001])

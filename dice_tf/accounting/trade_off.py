@@ -41,6 +41,8 @@ from dice_tf.accounting.renyi import ORDERS, renyi_epsilon, total_divergences
 # Convolutions in float64 do not resolve smaller deltas; the Renyi bound goes on from there.
 _SMALLEST_DELTA = 1e-14
 _GRID = 2001
+# dp_accounting takes the exponential of epsilon, which overflows beyond 709.
+_LARGEST_EPSILON = 700.0
 # Beyond exp(-_FARTHEST) no false-positive rate is looked at.
 _FARTHEST = 1e7
 
@@ -85,7 +87,7 @@ def _lines(rounds, delta_at):
     if delta_at is None:
         return np.zeros_like
     most, _ = renyi_epsilon(rounds, math.log(_SMALLEST_DELTA))
-    epsilons = np.linspace(0.0, most, _GRID)
+    epsilons = np.linspace(0.0, min(most, _LARGEST_EPSILON), _GRID)
     deltas = np.clip(np.asarray(delta_at(epsilons), dtype=np.float64), _SMALLEST_DELTA, 1.0)
     # 1 - exp(-e) (1 - delta), without losing digits where e is small.
     reverse = -np.expm1(-epsilons[:0:-1]) + np.exp(-epsilons[:0:-1]) * deltas[:0:-1]
@@ -154,7 +156,8 @@ def epsilon_of(power, log_delta):
         gain = power(np.atleast_1d(log_x))
         with np.errstate(divide="ignore", invalid="ignore"):
             excess = gain + np.log(-np.expm1(np.minimum(log_delta - gain, 0.0)))
-        return np.atleast_1d(log_x) - excess
+        # Where G(x) <= delta nothing follows; an infinity would upset the search.
+        return np.where(np.isfinite(excess), np.atleast_1d(log_x) - excess, _FARTHEST)
 
     grid = np.linspace(lowest, 0.0, 301)
     values = negative(grid)
