@@ -112,9 +112,15 @@ def test_the_code_prints_what_the_page_says():
 def test_numbers_in_the_text():
     assert "at most 15 % of those" in PAGE
     assert round(100 * (math.exp(2.7) * 0.01 + 1e-5)) == 15
-    # Groups: the delta of 5 examples at (2.7, 1e-5) is above 1, that of 4 is not.
-    group_delta = lambda k: k * math.exp((k - 1) * 2.7) * 1e-5
-    assert "useless from $k = 5$ on" in PAGE and group_delta(4) < 1 < group_delta(5)
+    sampling = dice_tf.CyclicPoissonSampling(60_000, 2048)
+    mechanism = dice_tf.DiceMechanism(
+        l2_norm_clip=0.25, noise_multiplier=2.85, expected_batch_size=2048
+    )
+    of_group = lambda k: accounting.compute_epsilon(
+        mechanism, sampling, 600, 1e-5, "pld", group_size=k
+    )
+    assert [f"{of_group(k):.1f}" for k in (1, 2, 5)] == ["2.7", "6.0", "19.3"]
+    assert "= 2.7 for one, 6.0 for two and 19.3 for five" in PAGE
 
 
 def test_the_first_figure_shows_the_sensitivities():

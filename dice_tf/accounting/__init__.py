@@ -3,6 +3,7 @@
 """What a training run costs in privacy, noise for a budget, and a statement to print."""
 
 from dice_tf.accounting import quiet_command
+from dice_tf.accounting.attack import true_positive_rates
 from dice_tf.accounting.calibration import (
     calibrate_batch_size,
     calibrate_noise_multiplier,
@@ -34,6 +35,7 @@ __all__ = [
     "paper_epsilon",
     "paper_noise_stddev",
     "privacy_statement",
+    "true_positive_rates",
 ]
 
 quiet_command.silence_tensorflow()

@@ -41,6 +41,9 @@ _FEEDBACK_STEPS = flags.DEFINE_integer(
 _ACCOUNTANT = flags.DEFINE_enum(
     "accountant", "rdp", list(ACCOUNTANTS), "Accountant of the epsilon, given or stated."
 )
+_GROUP_SIZE = flags.DEFINE_integer(
+    "group_size", 1, "State also what holds for a person with up to so many examples."
+)
 
 
 def _statement():
@@ -75,7 +78,14 @@ def _statement():
     mechanism = DiceMechanism(
         noise_multiplier=noise_multiplier, expected_batch_size=_BATCH_SIZE.value, **parameters
     )
-    return privacy_statement(mechanism, sampling, steps, _DELTA.value, accountant=_ACCOUNTANT.value)
+    return privacy_statement(
+        mechanism,
+        sampling,
+        steps,
+        _DELTA.value,
+        accountant=_ACCOUNTANT.value,
+        group_size=_GROUP_SIZE.value,
+    )
 
 
 def main(argv):

@@ -42,6 +42,7 @@ def calibrate_noise_multiplier(
     *,
     num_microbatches: int | None = None,
     neighbouring_relation: str | None = None,
+    group_size: int = 1,
 ) -> float:
     r"""Returns the smallest noise multiplier that keeps a run within a privacy budget.
 
@@ -61,6 +62,7 @@ def calibrate_noise_multiplier(
         accountant: `"rdp"` or `"pld"` (less noise, slower).
         num_microbatches: Int or `None`.
         neighbouring_relation: As for `guarantee`.
+        group_size: Int in [1, N]: the budget is for people with up to so many examples.
 
     Returns:
         Float, relative to `l2_norm_clip`; epsilon at this noise is at most
@@ -96,6 +98,7 @@ def calibrate_noise_multiplier(
             delta,
             accountant,
             neighbouring_relation,
+            group_size=group_size,
         )
 
     # The fast accountant's answer is a good place to start from.

@@ -95,7 +95,7 @@ def compose_epsilon(
     if accountant == "pld":
         smallest = min(r.noise_multiplier for r in rounds)
         event = events.compose_events(parts)
-        curve = loss_distribution_curve(event, smallest, curve, math.log(delta))
+        curve, _ = loss_distribution_curve(event, smallest, curve, math.log(delta))
     return curve(math.log(delta))
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import decimal
 import functools
 import math
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import dp_accounting
 
-from dice_tf.accounting import events
-from dice_tf.accounting.loss_distribution import loss_distribution_curve, supports_exchange
+from dice_tf.accounting import events, trade_off
+from dice_tf.accounting.loss_distribution import loss_distribution_curve, supports
 from dice_tf.accounting.renyi import renyi_epsilon, warn_at_edge
 from dice_tf.errors import AccountingError
 
@@ -66,6 +67,7 @@ class PrivacyGuarantee(NamedTuple):
             cannot be told apart.
         accountant: `"rdp"` or `"pld"`.
         steps: Int, the number of optimizer steps.
+        group_size: Int >= 1, how many examples the relation changes at most.
 
     Example:
 
@@ -78,9 +80,10 @@ class PrivacyGuarantee(NamedTuple):
     neighbouring_relation: str
     accountant: str
     steps: int
+    group_size: int = 1
 
     def __str__(self) -> str:
-        relation = events.NEIGHBOURING_RELATIONS[self.neighbouring_relation]
+        relation = events.relation_text(self.neighbouring_relation, self.group_size)
         return (
             f"({up(self.epsilon)}, {delta_up(self.delta)})-differential privacy after {self.steps} "
             f"steps, where {relation} ({self.accountant.upper()} accountant)"
@@ -144,6 +147,8 @@ def guarantee(
     delta: float,
     accountant: str = "rdp",
     neighbouring_relation: str | None = None,
+    *,
+    group_size: int = 1,
 ) -> PrivacyGuarantee:
     r"""Returns the privacy of a run together with the relation that it is about.
 
@@ -156,6 +161,12 @@ def guarantee(
       \le e^{\varepsilon_1}(e^{\varepsilon_2} Q(S) + \delta_2) + \delta_1
       = e^{\varepsilon_1 + \varepsilon_2} Q(S) + \delta.\]
 
+    For a group of k examples, let g(x) be a bound of the true-positive rate of every test of
+    neighbours at a false-positive rate x. Along k neighbours rates go from x to at most
+    \(g^{(k)}(x)\), the k-th iterate, whatever the form of the run and the sampling, and
+
+    \[\varepsilon_k = \sup_x \log\frac{g^{(k)}(x) - \delta}{x}.\]
+
     Args:
         mechanism: `DiceMechanism`, for example `optimizer.mechanism`.
         sampling: `PoissonSampling`, `CyclicPoissonSampling` or `ShuffledEpochs`.
@@ -165,6 +176,8 @@ def guarantee(
         accountant: `"rdp"` (Renyi, fast) or `"pld"` (privacy loss distribution, tighter).
         neighbouring_relation: `None` for the natural one: `"add_or_remove_one"`, or
             `"replace_by_empty"` with `ShuffledEpochs`. Or `"replace_one"`.
+        group_size: Int in [1, N], k: epsilon for people with up to k examples. Where owners can
+            be drawn as a whole, that costs much less.
 
     Returns:
         A `PrivacyGuarantee`. Epsilon is 0 after 0 steps and infinite without noise.
@@ -181,22 +194,34 @@ def guarantee(
     ...     ShuffledEpochs(num_examples=10_000, expected_batch_size=500), steps=100, delta=1e-5)
     >>> round(found.epsilon, 2), found.neighbouring_relation
     (0.9, 'replace_by_empty')
+    >>> round(guarantee(
+    ...     DiceMechanism(l2_norm_clip=1.0, noise_multiplier=20.0, expected_batch_size=500),
+    ...     ShuffledEpochs(num_examples=10_000, expected_batch_size=500), steps=100, delta=1e-5,
+    ...     group_size=3).epsilon, 2)
+    3.01
 
     Source: `docs/privacy.md`, section 2 (our own proofs); Mironov, "Renyi differential
     privacy", CSF 2017 (RDP); Doroshenko et al., "Connect the dots: Tighter discrete
-    approximations of privacy loss distributions", PoPETs 2022 (PLD, by dp_accounting).
+    approximations of privacy loss distributions", PoPETs 2022 (PLD, by dp_accounting); Dong,
+    Roth, Su, "Gaussian differential privacy", 2022, Thm 2.14 (groups).
     """
     steps = events.check_run(mechanism, sampling, steps)
     delta = events.check_delta(delta, sampling.num_examples)
     check_accountant(accountant)
     relation = events.neighbouring_relation_of(sampling, neighbouring_relation)
+    group_size = events.check_group_size(group_size, sampling.num_examples)
     if steps == 0:
         epsilon = 0.0
     elif mechanism.noise_multiplier == 0:
         epsilon = math.inf
     else:
-        epsilon = _epsilon(mechanism, sampling, steps, delta, accountant, relation)
-    return PrivacyGuarantee(epsilon, delta, relation, accountant, steps)
+        account = account_of(mechanism, sampling, steps, delta, accountant, relation)
+        if group_size == 1:
+            epsilon = account.epsilon(delta)
+        else:
+            power = trade_off.log_power(account, math.log(delta), group_size)
+            epsilon = trade_off.epsilon_of(power, math.log(delta))
+    return PrivacyGuarantee(epsilon, delta, relation, accountant, steps, group_size)
 
 
 def compute_epsilon(
@@ -206,6 +231,8 @@ def compute_epsilon(
     delta: float,
     accountant: str = "rdp",
     neighbouring_relation: str | None = None,
+    *,
+    group_size: int = 1,
 ) -> float:
     r"""Returns the epsilon of a run.
 
@@ -221,6 +248,7 @@ def compute_epsilon(
         delta: Float in (0, 1/N).
         accountant: `"rdp"` or `"pld"`.
         neighbouring_relation: `None`, `"replace_one"`, or another relation.
+        group_size: Int in [1, N], for people with up to so many examples.
 
     Returns:
         Float >= 0, the epsilon of `guarantee(...)`.
@@ -241,7 +269,16 @@ def compute_epsilon(
 
     Source: as `guarantee`.
     """
-    return guarantee(mechanism, sampling, steps, delta, accountant, neighbouring_relation).epsilon
+    found = guarantee(
+        mechanism,
+        sampling,
+        steps,
+        delta,
+        accountant,
+        neighbouring_relation,
+        group_size=group_size,
+    )
+    return found.epsilon
 
 
 def check_accountant(accountant: str) -> None:
@@ -260,7 +297,41 @@ def check_accountant(accountant: str) -> None:
         )
 
 
-def _epsilon(mechanism, sampling, steps, delta, accountant, relation):
+class Account(NamedTuple):
+    """What is known of the privacy of a run, between neighbours.
+
+    Attributes:
+        rounds: List of `Round`s: Renyi divergences of one move (a removal or an addition).
+        curve: Function from log(delta) to epsilon.
+        delta_at: Function from increasing epsilons to deltas by the loss distribution, or `None`.
+        moves: Int, moves from one neighbour to the other.
+        moves_of_distribution: Int, how many of them `curve` and `delta_at` know at once.
+    """
+
+    rounds: list
+    curve: Callable[[float], float]
+    delta_at: Callable | None
+    moves: int
+    moves_of_distribution: int
+
+    def epsilon(self, delta):
+        """Returns the epsilon of one example."""
+        if self.moves > self.moves_of_distribution:
+            return _two_moves(self.curve, math.log(delta))
+        return self.curve(math.log(delta))
+
+
+def account_of(mechanism, sampling, steps, delta, accountant, relation):
+    """Returns the `Account` of a run that has steps and noise.
+
+    Args:
+        mechanism: As for `guarantee`, checked, like all other arguments.
+        sampling: How batches are drawn.
+        steps: Int > 0.
+        delta: Float, near which it will be asked.
+        accountant: `"rdp"` or `"pld"`.
+        relation: Key of `NEIGHBOURING_RELATIONS`.
+    """
     two_moves = relation == events.REPLACE_ONE and events.is_amplified(sampling)
     if relation == events.REPLACE_BY_EMPTY and mechanism.num_microbatches is not None:
         # An empty example that is drawn takes a place, so it is not the same as an absent one.
@@ -272,25 +343,37 @@ def _epsilon(mechanism, sampling, steps, delta, accountant, relation):
         warn_at_edge(epsilon, order)
         return epsilon
 
-    if accountant == "pld":
-        event = events.compose(rounds)
-        exchange = two_moves and mechanism.num_microbatches is None
-        exchange = exchange and not events.is_unbounded(mechanism) and supports_exchange(event)
-        if events.is_unbounded(mechanism):
-            event = events.mixture_event(mechanism, sampling, steps) or event
-        noise_multiplier = min(r.noise_multiplier for r in rounds)
-        curve = loss_distribution_curve(event, noise_multiplier, curve, math.log(delta), exchange)
-        two_moves = two_moves and not exchange
-    return _two_moves(curve, delta) if two_moves else curve(math.log(delta))
+    if accountant == "rdp":
+        return Account(rounds, curve, None, 1 + two_moves, 1)
+    event = events.compose(rounds)
+    if events.is_unbounded(mechanism):
+        event = events.mixture_event(mechanism, sampling, steps) or event
+    special = None
+    if two_moves and mechanism.num_microbatches is None and not events.is_unbounded(mechanism):
+        special = dp_accounting.NeighboringRelation.REPLACE_ONE
+    elif relation == events.REPLACE_BY_EMPTY and not two_moves:
+        special = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
+    if special is not None and not supports(event, special):
+        special = None
+    exchange = special is dp_accounting.NeighboringRelation.REPLACE_ONE
+    known, delta_at = loss_distribution_curve(
+        event,
+        min(r.noise_multiplier for r in rounds),
+        # What it falls back on must be about the same relation.
+        functools.partial(_two_moves, curve) if exchange else curve,
+        math.log(delta),
+        special,
+    )
+    return Account(rounds, known, delta_at, 1 + two_moves, 1 + exchange)
 
 
-def _two_moves(curve, delta):
+def _two_moves(curve, log_delta):
     candidates = []
     for share in (0.5, 0.9, 0.99):
-        first = curve(math.log(share * delta))
+        first = curve(math.log(share) + log_delta)
         second = math.inf
         if math.isfinite(first):
-            second = curve(math.log((1 - share) * delta) - first)
+            second = curve(math.log(1 - share) + log_delta - first)
         candidates.append(first + second)
     return min(candidates)
 

@@ -54,6 +54,15 @@ NEIGHBOURING_RELATIONS = {
     ),
 }
 
+_OF_GROUPS = {
+    ADD_OR_REMOVE_ONE: "up to {k} examples are added or removed",
+    REPLACE_ONE: "up to {k} examples are replaced by any other examples",
+    REPLACE_BY_EMPTY: (
+        "up to {k} examples are replaced by empty ones, whose gradient is zero, "
+        "all other examples keeping their places"
+    ),
+}
+
 
 class Round(NamedTuple):
     """`count` adaptive rounds of one Poisson-subsampled Gaussian mechanism.
@@ -226,6 +235,35 @@ def neighbouring_relation_of(sampling, neighbouring_relation=None):
             '"replace_by_empty" (the default there) or "replace_one".'
         )
     return neighbouring_relation
+
+
+def relation_text(neighbouring_relation, group_size=1):
+    """Returns in words what two data sets differ in that cannot be told apart."""
+    if group_size == 1:
+        return NEIGHBOURING_RELATIONS[neighbouring_relation]
+    return _OF_GROUPS[neighbouring_relation].format(k=group_size)
+
+
+def check_group_size(group_size: Any, num_examples: int) -> int:
+    """Refuses a size that no group of examples has.
+
+    Args:
+        group_size: Int in [1, N].
+        num_examples: N.
+
+    Returns:
+        `group_size` as an int.
+
+    Raises:
+        AccountingError: If `group_size` is not such a number.
+    """
+    group_size = check_integer("group_size", group_size, error=AccountingError)
+    if group_size > num_examples:
+        raise AccountingError(
+            f"Argument `group_size` must be at most N = {num_examples}, the number of examples: it "
+            f"is how many belong to one person. Received: group_size={group_size}."
+        )
+    return group_size
 
 
 def is_unbounded(mechanism):

@@ -57,24 +57,26 @@ def _round_distribution(noise_multiplier, sampling_probability, interval):
     )
 
 
-def _distribution(event, interval, exchange):
-    """Returns epsilon as a function of delta; what `PLDAccountant` says of `event`.
+def _distribution(event, interval, relation):
+    """Returns epsilon of delta and delta of epsilon; what `PLDAccountant` says of `event`.
 
     Most of its time goes into the distribution of one round, which does not depend on the
     number of rounds, and so is kept.
     """
-    if _is_allocated(event) and not exchange:
-        return _with_allocation(event, interval).get_epsilon_for_delta
+    exchange = relation is dp_accounting.NeighboringRelation.REPLACE_ONE
     turn = getattr(event, "event", None)
-    if isinstance(turn, dp_accounting.PoissonSampledDpEvent) and not exchange:
+    whole = None
+    if _is_allocated(event) and not exchange:
+        whole = _with_allocation(event, interval)
+    elif isinstance(turn, dp_accounting.PoissonSampledDpEvent) and not exchange:
+        # An example that becomes empty is one that is removed: it shifts nothing when drawn.
         gaussian: Any = turn.event
         one = _round_distribution(gaussian.noise_multiplier, turn.sampling_probability, interval)
-        return one.self_compose(event.count).get_epsilon_for_delta
-    relation = dp_accounting.NeighboringRelation
-    accountant = pld.PLDAccountant(
-        relation.REPLACE_ONE if exchange else relation.ADD_OR_REMOVE_ONE, interval
-    )
-    return accountant.compose(event).get_epsilon
+        whole = one.self_compose(event.count)
+    if whole is not None:
+        return whole.get_epsilon_for_delta, whole.get_delta_for_epsilon
+    accountant = pld.PLDAccountant(relation, interval).compose(event)
+    return accountant.get_epsilon, accountant.get_delta
 
 
 def _is_allocated(event):
@@ -99,7 +101,7 @@ def _with_allocation(event, interval):
     return _round_distribution(event.noise_multiplier, 1.0, interval)
 
 
-def loss_distribution_curve(event, noise_multiplier, renyi_curve, log_delta, exchange=False):
+def loss_distribution_curve(event, noise_multiplier, renyi_curve, log_delta, relation=None):
     """Returns epsilon as a function of log(delta), by privacy loss distributions.
 
     Falls back on the Renyi accountant, with a warning, where the distribution would be
@@ -110,23 +112,26 @@ def loss_distribution_curve(event, noise_multiplier, renyi_curve, log_delta, exc
         noise_multiplier: Float > 0, the smallest one in `event`.
         renyi_curve: Function from log(delta) to a valid epsilon.
         log_delta: Float, where the curve will mainly be asked.
-        exchange: Whether the relation is "replace one" rather than "add or remove one".
+        relation: `dp_accounting.NeighboringRelation` that `event` supports; `None` for
+            "add or remove one".
 
     Returns:
-        Function from a float log(delta) to a float epsilon >= 0.
+        Function from a float log(delta) to a float epsilon >= 0, and one from increasing
+        epsilons to deltas, or `None` in its place after falling back.
     """
+    relation = relation or dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
     rough = renyi_curve(log_delta)
     if rough == 0:
-        return renyi_curve
+        return renyi_curve, None
     interval = loss_interval(noise_multiplier, rough) if math.isfinite(rough) else None
     if interval is None:
         _warn(f"the privacy loss (epsilon about {rough:.3g}) spans too wide a range")
-        return renyi_curve
+        return renyi_curve, None
     try:
-        epsilon_at = _distribution(event, interval, exchange)
+        epsilon_at, delta_at = _distribution(event, interval, relation)
     except (MemoryError, OverflowError, ValueError) as error:
         _warn(f"the privacy loss distribution failed ({error})")
-        return renyi_curve
+        return renyi_curve, None
 
     def curve(log_delta):
         epsilon = epsilon_at(math.exp(log_delta))
@@ -135,12 +140,11 @@ def loss_distribution_curve(event, noise_multiplier, renyi_curve, log_delta, exc
             return renyi_curve(log_delta)
         return max(0.0, float(epsilon))
 
-    return curve
+    return curve, delta_at
 
 
-def supports_exchange(event):
-    """Whether the installed dp_accounting knows the loss of `event` under "replace one"."""
-    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+def supports(event, relation):
+    """Whether the installed dp_accounting knows the loss of `event` under a relation."""
     return pld.PLDAccountant(relation).supports(event)
 
 

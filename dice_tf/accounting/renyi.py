@@ -86,6 +86,11 @@ def _of_one_round(one, block):
     return renyi_divergences(one.sampling_probability, one.noise_multiplier, block)
 
 
+def total_divergences(rounds, block):
+    """Returns the Renyi divergences of a list of rounds together, at the orders of one block."""
+    return sum(r.count * _of_one_round(r, block) for r in rounds)
+
+
 def epsilon_per_order(orders, divergences, log_delta):
     r"""Converts Renyi divergences into epsilon, order by order.
 
@@ -125,9 +130,7 @@ def renyi_epsilon(rounds, log_delta):
 
     def best_of(block):
         if block not in blocks:
-            total = 0.0
-            for r in rounds:
-                total = total + r.count * _of_one_round(r, block)
+            total = total_divergences(rounds, block)
             epsilons = epsilon_per_order(ORDERS[block], total, log_delta)
             index = int(np.argmin(epsilons))
             blocks[block] = float(epsilons[index]), float(ORDERS[block][index])

@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import textwrap
 from typing import TYPE_CHECKING
 
 from dice_tf.accounting import events
+from dice_tf.accounting.attack import true_positive_rates
 from dice_tf.accounting.epsilon import (
     ACCOUNTANTS,
     check_accountant,
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["privacy_statement"]
 
 _WIDTH = 88
+# The share of people found, at 0.1 % false accusations, from which a guarantee says nothing.
+_VACUOUS = 0.999
 
 _NOT_COVERED = (
     "Choices made by looking at several trainings on the same data (hyperparameter search, early "
@@ -37,11 +41,15 @@ _NOT_COVERED = (
     "(a private, resumable checkpoint) is not covered by epsilon.",
     "Validation and test data, preprocessing fitted to the data (vocabularies, normalisation), "
     "and data that the model was pretrained on.",
-    "Groups: for k examples of one person the guarantee weakens to k times epsilon, with a "
-    "larger delta.",
     "Arithmetic and randomness: the proof is about real numbers and ideal Gaussian noise, while "
     "the noise is float32 from a counter-based generator (Threefry, 64 bits of key) that is not "
     "cryptographic.",
+)
+
+
+_GROUPS = (
+    "Groups: for k examples of one person the guarantee is weaker. `group_size=k` states it.",
+    "People with more examples than the group size.",
 )
 
 
@@ -54,6 +62,7 @@ def privacy_statement(
     neighbouring_relation: str | None = None,
     *,
     draws_are_secret: bool | None = None,
+    group_size: int = 1,
 ) -> str:
     """Returns a text that says what privacy a run has, and what it does not have.
 
@@ -69,11 +78,14 @@ def privacy_statement(
         neighbouring_relation: As for `guarantee`.
         draws_are_secret: `None` if `sampling` drew all batches, `False` if some draws of the
             run came from the seed of another one.
+        group_size: Int in [1, N]. Above 1, it is also said what holds for a person with up to
+            so many examples, or that it is vacuous: an attacker who wrongly accuses 0.1 % might
+            then find 99.9 %.
 
     Returns:
         A string of several lines: the guarantee, with the epsilon of the other accountant
-        beside it, every parameter, a comparison with DP-SGD and with the paper's formula,
-        and what is not covered.
+        beside it, what an attacker can find at most, every parameter, a comparison with
+        DP-SGD and with the paper's formula, and what is not covered.
 
     Raises:
         AccountingError: If the arguments are out of range or contradict each other.
@@ -99,12 +111,15 @@ def privacy_statement(
         draws_are_secret = None  # Nothing is claimed of them.
     elif draws_are_secret is None:
         draws_are_secret = sampling.seed is None
+    group_size = events.check_group_size(group_size, sampling.num_examples)
+    finds = _attacker(mechanism, sampling, chosen, group_size)
+    not_covered = (*_NOT_COVERED, _GROUPS[group_size > 1])
     sections = (
-        ("GUARANTEE", _guarantee_text(mechanism, chosen, by_accountant, draws_are_secret)),
+        ("GUARANTEE", _guarantee_text(mechanism, chosen, by_accountant, draws_are_secret, finds)),
         ("PARAMETERS", _parameters(mechanism, sampling, chosen, draws_are_secret)),
         ("HOW IT IS ACCOUNTED", _accounting(mechanism, sampling, steps)),
         ("FOR COMPARISON", _comparison(mechanism, sampling, by_accountant)),
-        ("NOT COVERED", "\n".join(_wrap(item, "- ") for item in _NOT_COVERED)),
+        ("NOT COVERED", "\n".join(_wrap(item, "- ") for item in not_covered)),
     )
     return "\n\n".join(f"{title}\n{text}" for title, text in sections) + "\n"
 
@@ -113,7 +128,39 @@ def _wrap(text, first="  "):
     return textwrap.fill(text, _WIDTH, initial_indent=first, subsequent_indent="  ")
 
 
-def _guarantee_text(mechanism, chosen, by_accountant, draws_are_secret):
+def _percent(rate):
+    # Up: nothing here is said to be smaller than it is.
+    return f"{min(100.0, math.ceil(rate * 1000 - 1e-9) / 10):g} %"
+
+
+def _attacker(mechanism, sampling, chosen, group_size):
+    """Returns paragraphs on what an attacker finds: one example, and a group of them."""
+    relation = chosen.neighbouring_relation
+    arguments = (mechanism, sampling, chosen.steps)
+    found = true_positive_rates(*arguments, neighbouring_relation=relation)
+    listed = "{}, {} or {}".format(*map(_percent, found))
+    notes = [
+        "An attacker who sees all of these models, and wrongly accuses 0.1 %, 1 % or 10 % of the "
+        f"examples that were not used, rightly accuses at most {listed} of those that were."
+    ]
+    if group_size > 1:
+        group = guarantee(
+            *arguments, chosen.delta, chosen.accountant, relation, group_size=group_size
+        )
+        found = true_positive_rates(
+            *arguments, neighbouring_relation=relation, group_size=group_size
+        )
+        listed = "{}, {} or {}".format(*map(_percent, found))
+        says = "the guarantee is VACUOUS: " if found[0] >= _VACUOUS else ""
+        notes.append(
+            f"For a person with up to {group_size} examples {says}epsilon = {up(group.epsilon)} "
+            f"({group.accountant.upper()} accountant) at the same delta, and the attacker rightly "
+            f"accuses at most {listed} of those people."
+        )
+    return notes
+
+
+def _guarantee_text(mechanism, chosen, by_accountant, draws_are_secret, finds):
     relation = events.NEIGHBOURING_RELATIONS[chosen.neighbouring_relation]
     text = (
         f"The model after {chosen.steps} steps is (epsilon, delta)-differentially private with "
@@ -127,6 +174,7 @@ def _guarantee_text(mechanism, chosen, by_accountant, draws_are_secret):
         # Both hold. Which one a run goes by is decided before it, not by the result.
         line = f"  epsilon by the {result.accountant.upper()} accountant: {up(result.epsilon)}"
         notes.append(line if result is chosen else f"{line} (for information: it holds, too)")
+    notes += map(_wrap, finds)
     if mechanism.noise_multiplier == 0:
         notes.append(_wrap("No noise is added: there is NO privacy."))
     if not mechanism.noise_is_secret:
