@@ -4,6 +4,7 @@
 
 from dice_tf import accounting, auditing, canaries, errors
 from dice_tf.callbacks import EpsilonCallback
+from dice_tf.gradient_norms import GradientNorms, gradient_norms
 from dice_tf.ledger import accounted_run, run_epsilon, run_statement
 from dice_tf.mechanism import DiceMechanism
 from dice_tf.model_repair import fix_model
@@ -23,6 +24,7 @@ __all__ = [
     "DiceMechanism",
     "DiceSGDOptimizer",
     "EpsilonCallback",
+    "GradientNorms",
     "PoissonSampling",
     "PrivacyPlan",
     "RandomAllocation",
@@ -37,6 +39,7 @@ __all__ = [
     "continue_sampling",
     "errors",
     "fix_model",
+    "gradient_norms",
     "make_dice_optimizer_class",
     "private_train_step",
     "register_rule",
