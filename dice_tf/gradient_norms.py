@@ -20,12 +20,14 @@ import tensorflow as tf
 
 from dice_tf import admission, conversion, distribution, training
 from dice_tf.errors import (
+    GradientEngineError,
     LossError,
     MissingPackageError,
     PlainGradientsError,
     SamplingError,
 )
 from dice_tf.mechanism import check_integer
+from dice_tf.optimizer_arguments import check_engine
 from dice_tf.per_example import layerwise, self_check
 
 PERCENTS = (10, 25, 50, 75, 90, 99)
@@ -149,7 +151,8 @@ def gradient_norms(model: keras.Model, public_batch: Any, chunk_size: int = 256)
         SamplingError: If a sampler drew the data, or they are no batch.
         LossError: If the loss has no value per example, or no norm is finite.
         ModelError: If the model cannot be trained privately.
-        GradientEngineError: If gradients of single examples are not those in a batch.
+        GradientEngineError: If gradients of single examples are not those in a batch, or
+            `chunk_size` is out of range.
         PlainGradientsError: If `train_step` is overridden, and the optimizer is not private.
 
     Example:
@@ -164,12 +167,13 @@ def gradient_norms(model: keras.Model, public_batch: Any, chunk_size: int = 256)
     Source: Abadi et al., CCS 2016, Sec. 5.2 (the median of the norms as the threshold).
     """
     x, y, sample_weight = _public_parts(public_batch)
-    check_integer("chunk_size", chunk_size, error=SamplingError)
+    check_integer("chunk_size", chunk_size, error=GradientEngineError)
     optimizer = getattr(model, "optimizer", None)
-    private = training.is_private(optimizer)
     batch = (x, y) if sample_weight is None else (x, y, sample_weight)
-    if private:
+    if training.is_private(optimizer):
         model, batch = training.received_by_step(model, batch)
+        optimizer = model.optimizer
+        check_engine(optimizer.gradient_engine, optimizer.mechanism, chunk_size)
     elif type(model).train_step is not keras.Model.train_step:
         raise PlainGradientsError(
             f"Model '{model.name}' ({type(model).__name__}) overrides `train_step`, so it is not "
@@ -183,9 +187,7 @@ def gradient_norms(model: keras.Model, public_batch: Any, chunk_size: int = 256)
         with _random_state_kept(model):
             training.check_calls(model, *symbols)
             with distribution.first_replica(strategy):
-                norms = _norms(
-                    model, optimizer if private else None, (x, y, sample_weight), chunk_size
-                )
+                norms = _norms(model, (x, y, sample_weight), chunk_size)
     if not np.isfinite(norms).any():
         raise LossError(
             f"No gradient of model '{model.name}' is finite, so none would contribute to training. "
@@ -195,27 +197,22 @@ def gradient_norms(model: keras.Model, public_batch: Any, chunk_size: int = 256)
     return GradientNorms(norms)
 
 
-def _norms(model, optimizer, batch, chunk_size):
+def _norms(model, batch, chunk_size):
     """Returns the norms of the units of a batch that have a weight, as NumPy float32.
 
     Args:
         model: The model, built and checked.
-        optimizer: Its private optimizer, or `None` if it has another one.
         batch: `(x, y, sample_weight)` as tensors; the last may be `None`.
         chunk_size: Int, examples that are computed at a time.
     """
     x, y, sample_weight = batch
     rows = tf.nest.flatten(x)[0].shape[0]
     engine, unit, compiled = layerwise.weighted_gradient_sums, 1, False
-    if optimizer is not None:
+    optimizer = model.optimizer
+    if training.is_private(optimizer):
         engine, unit = training.engine_of(optimizer), optimizer.mechanism.microbatch_size
         # As before training: some layers need it with this engine.
         compiled = bool(model.jit_compile) and optimizer.gradient_engine == "vectorized"
-    if chunk_size % unit:
-        raise SamplingError(
-            f"Argument `chunk_size` must be a multiple of the {unit} examples of a microbatch. "
-            f"Received: chunk_size={chunk_size}."
-        )
     if sample_weight is None:
         sample_weight = tf.ones([rows])
     whole = rows // unit * unit
@@ -282,7 +279,7 @@ def _public_parts(batch):
 
 def _refuse_private(reason):
     raise SamplingError(
-        f"Norms of gradients are shown without noise, so they would tell about private examples. "
+        "Norms of gradients are shown without noise, so they would tell about private examples. "
         f"Received: `public_batch` is not public. {reason}. Pass arrays of public examples of the "
         "same kind, or of made-up ones."
     )
