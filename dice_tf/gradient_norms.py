@@ -54,9 +54,9 @@ class GradientNorms:
     Norms of 101 public gradients, over all trainable variables:
       quantile     10 %     25 %     50 %     75 %     90 %     99 %
       norm          0.2      0.5        1      1.5      1.8     1.98
-    With error feedback, most gradients should be longer than l2_norm_clip. Start at the 10 %
-    quantile, 0.2, and try a quarter of it and four times as much, with learning_rate scaled by
-    1 / l2_norm_clip. For DP-SGD (error_norm_clip=0) the usual start is the median, 1.
+    With error feedback, most gradients should be longer than l2_norm_clip, and norms fall as
+    the model learns: start at the 10 % quantile, 0.2, or below, and scale learning_rate by 1 /
+    l2_norm_clip. For DP-SGD (error_norm_clip=0) the usual start is the median, 1.
     """
 
     norms: np.ndarray
@@ -248,7 +248,7 @@ def _public_parts(batch):
     """Returns `(x, y, sample_weight)` with arrays or tensors as leaves; refuses private data."""
     drawn = admission.samplings_anywhere(batch)
     if drawn:
-        _refuse_private(f"They are batches that {drawn[0]!r} draws")
+        _refuse_private(f"{drawn[0]!r} draws it")
     if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
         raise SamplingError(
             "Argument `public_batch` must be one batch, `(x, y)` or `(x, y, sample_weight)`. "
@@ -267,7 +267,7 @@ def _public_parts(batch):
         for leaf in map(np.asarray, _leaves(sample_weight))
     )
     if marks:
-        _refuse_private(f"{marks} of the sample weights are -0.0, the mark of a sampler's batch")
+        _refuse_private(f"of its sample weights {marks} are -0.0, the mark of a sampler's batch")
     sizes = {leaf.shape[0] if len(leaf.shape) else None for leaf in _leaves((x, y, sample_weight))}
     if len(sizes) != 1 or None in sizes:
         raise SamplingError(
@@ -279,8 +279,8 @@ def _public_parts(batch):
 
 def _refuse_private(reason):
     raise SamplingError(
-        "Norms of gradients are shown without noise, so they would tell about private examples. "
-        f"Received: `public_batch` is not public. {reason}. Pass arrays of public examples of the "
+        f"Argument `public_batch` is not public: {reason}. Norms of gradients are shown without "
+        "noise, so they would tell about private examples. Pass arrays of public examples of the "
         "same kind, or of made-up ones."
     )
 
@@ -329,9 +329,9 @@ def _advice(quantiles):
         return "All are 0: nothing to choose from. Look for a loss that is flat at these weights."
     percent, start = above[0]
     return textwrap.fill(
-        "With error feedback, most gradients should be longer than l2_norm_clip. Start at the "
-        f"{percent} % quantile, {start:.3g}, and try a quarter of it and four times as much, with "
-        "learning_rate scaled by 1 / l2_norm_clip. For DP-SGD (error_norm_clip=0) the usual start "
-        f"is the median, {quantiles[50]:.3g}.",
+        "With error feedback, most gradients should be longer than l2_norm_clip, and norms fall as "
+        f"the model learns: start at the {percent} % quantile, {start:.3g}, or below, and scale "
+        "learning_rate by 1 / l2_norm_clip. For DP-SGD (error_norm_clip=0) the usual start is the "
+        f"median, {quantiles[50]:.3g}.",
         width=92,
     )
