@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long a million normal draws take: dice_tf's, and TensorFlow's own.
 
-Both are stateless. `dice_tf.noise.gaussian_noise` compiles its draws with XLA whether or
+Both are stateless. `dice_tf.mechanism.noise.gaussian_noise` compiles its draws with XLA whether or
 not the model is compiled; `tf.random.stateless_normal` is a kernel of TensorFlow's, and
 slower with XLA. Functions take turns, and the median over rounds is reported.
 
@@ -18,7 +18,7 @@ import time
 from absl import app, flags
 import tensorflow as tf
 
-from dice_tf.noise import gaussian_noise
+from dice_tf.mechanism.noise import gaussian_noise
 
 
 def _gaussian_noise(seed, shape):
@@ -30,7 +30,7 @@ def _stateless_normal(seed, shape):
 
 
 _FUNCTIONS = {
-    "dice_tf.noise.gaussian_noise": _gaussian_noise,
+    "dice_tf.mechanism.noise.gaussian_noise": _gaussian_noise,
     "tf.random.stateless_normal": _stateless_normal,
 }
 

@@ -2,20 +2,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Differentially private training for TensorFlow and Keras, with error feedback."""
 
-from dice_tf import accounting, auditing, canaries, errors
-from dice_tf.callbacks import EpsilonCallback
-from dice_tf.gradient_norms import GradientNorms, gradient_norms
-from dice_tf.ledger import accounted_run, run_epsilon, run_statement
+from dice_tf import accounting, auditing, errors
+from dice_tf.auditing import canaries
+from dice_tf.checkpoints.private_checkpoints import continue_sampling
+from dice_tf.checks.model_checks import check_model
+from dice_tf.checks.model_repair import fix_model
+from dice_tf.engine import register_rule
+from dice_tf.ledger.runs import accounted_run, run_epsilon, run_statement
 from dice_tf.mechanism import DiceMechanism
-from dice_tf.model_repair import fix_model
-from dice_tf.optimizers import DiceAdamOptimizer, DiceSGDOptimizer, make_dice_optimizer_class
-from dice_tf.per_example import register_rule
 from dice_tf.plan import PrivacyPlan
-from dice_tf.private_checkpoints import continue_sampling
-from dice_tf.random_allocation import RandomAllocation
-from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, ShuffledEpochs
-from dice_tf.training import check_gradients, private_train_step
-from dice_tf.validation import check_model
+from dice_tf.sampling import (
+    CyclicPoissonSampling,
+    PoissonSampling,
+    RandomAllocation,
+    ShuffledEpochs,
+)
+from dice_tf.training.epsilon_callback import EpsilonCallback
+from dice_tf.training.gradient_norms import GradientNorms, gradient_norms
+from dice_tf.training.optimizers import (
+    DiceAdamOptimizer,
+    DiceSGDOptimizer,
+    make_dice_optimizer_class,
+)
+from dice_tf.training.private_step import check_gradients, private_train_step
 from dice_tf.version import __version__
 
 __all__ = [

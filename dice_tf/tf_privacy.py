@@ -15,11 +15,10 @@ import sys
 import dp_accounting
 import tensorflow as tf
 
-from dice_tf import rounding
-from dice_tf.clipping import clip_weights
 from dice_tf.errors import MechanismError, MissingPackageError, ReleaseError
-from dice_tf.mechanism import DiceMechanism
-from dice_tf.noise import NoiseKey, gaussian_noise
+from dice_tf.mechanism import DiceMechanism, rounding
+from dice_tf.mechanism.clipping import clip_weights
+from dice_tf.mechanism.noise import NoiseKey, gaussian_noise
 
 
 def import_tensorflow_privacy():

@@ -20,9 +20,9 @@ from matplotlib.patches import Circle
 import numpy as np
 import tensorflow as tf
 
-from dice_tf import accounting, feedback
-from dice_tf.clipping import clip_weights
-from dice_tf.mechanism import DiceMechanism
+from dice_tf import accounting
+from dice_tf.mechanism import DiceMechanism, feedback
+from dice_tf.mechanism.clipping import clip_weights
 from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, ShuffledEpochs
 
 DELTA = 1e-5

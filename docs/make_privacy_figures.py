@@ -25,9 +25,9 @@ import numpy as np
 from scipy import interpolate, stats
 import tensorflow as tf
 
-from dice_tf import accounting, feedback
-from dice_tf.clipping import clip_weights
-from dice_tf.mechanism import DiceMechanism
+from dice_tf import accounting
+from dice_tf.mechanism import DiceMechanism, feedback
+from dice_tf.mechanism.clipping import clip_weights
 from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, ShuffledEpochs
 
 FIGURES = ("influence.png", "noise_ratio.png", "counterexample.png")
@@ -206,7 +206,7 @@ def edge_table():
 
     Box-Muller draws from k random bits end at sqrt(2 log(2^k)) standard deviations. An
     example whose clipped gradient lies along one coordinate may push a release beyond.
-    The smallest uniform number of `dice_tf.noise` is half a step of 2^-41.
+    The smallest uniform number of `dice_tf.mechanism.noise` is half a step of 2^-41.
     """
     edges = [math.sqrt(2 * bits * math.log(2)) for bits in (23, 42)]
     examples = [

@@ -46,8 +46,8 @@ import image_classifier_flags
 import image_datasets
 import keras
 import plots
-import tensorflow as tf
 import private_run
+import tensorflow as tf
 import train_image_classifier
 import trial_log
 

@@ -40,7 +40,8 @@ import plots
 import tensorflow as tf
 
 import dice_tf
-from dice_tf import accounting, auditing, canaries
+from dice_tf import accounting, auditing
+from dice_tf.auditing import canaries
 
 DELTA = 1e-5
 

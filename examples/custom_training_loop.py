@@ -29,8 +29,8 @@ from absl import app, flags, logging
 import image_datasets
 import image_models
 import keras
-import tensorflow as tf
 import private_run
+import tensorflow as tf
 
 import dice_tf
 from dice_tf import accounting

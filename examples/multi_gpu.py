@@ -25,8 +25,8 @@ import image_classifier_flags
 import image_datasets
 import image_models
 import keras
-import tensorflow as tf
 import private_run
+import tensorflow as tf
 
 import dice_tf
 from dice_tf import accounting

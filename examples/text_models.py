@@ -7,7 +7,6 @@ import pathlib
 
 import keras
 import keras_hub
-
 import text_tokens
 
 TINY = "tiny"

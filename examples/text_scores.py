@@ -13,8 +13,8 @@ of rouge-score.
 import io
 import pathlib
 import statistics
-import warnings
 from typing import NamedTuple
+import warnings
 
 NIST_ORDER = 5
 

@@ -12,8 +12,8 @@ import sys
 import time
 
 from absl import app, flags
-from dp_accounting import rdp
 import dp_accounting
+from dp_accounting import rdp
 import numpy as np
 import pytest
 

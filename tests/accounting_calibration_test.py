@@ -5,8 +5,8 @@
 import dataclasses
 
 import hypothesis
-import pytest
 from hypothesis import strategies as st
+import pytest
 
 from dice_tf import accounting
 from dice_tf.errors import AccountingError

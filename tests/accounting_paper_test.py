@@ -4,9 +4,9 @@
 
 import math
 
+from dp_accounting import rdp
 import numpy as np
 import pytest
-from dp_accounting import rdp
 
 from dice_tf import accounting
 from dice_tf.errors import AccountingError

@@ -10,8 +10,8 @@ import sys
 import warnings
 
 import dp_accounting
-import pytest
 from dp_accounting import pld, rdp
+import pytest
 from scipy import optimize, stats
 
 from dice_tf import accounting

@@ -10,7 +10,8 @@ import inspect
 import pytest
 
 import dice_tf
-from dice_tf import accounting, auditing, canaries, per_example
+from dice_tf import accounting, auditing, engine
+from dice_tf.auditing import canaries
 
 
 def public_functions():
@@ -19,7 +20,7 @@ def public_functions():
     modules = {
         "dice_tf": (dice_tf, dice_tf.__all__),
         "accounting": (accounting, accounting.__all__),
-        "per_example": (per_example, per_example.__all__),
+        "per_example": (engine, engine.__all__),
     }
     for module in (auditing, canaries):
         own = [

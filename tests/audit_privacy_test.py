@@ -14,7 +14,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "examples")
 
 import audit_privacy
 
-from dice_tf import accounting, noise
+from dice_tf import accounting
+from dice_tf.mechanism import noise
 
 audit_fit, audit_letter = audit_privacy.audit_fit, audit_privacy.audit_letter
 

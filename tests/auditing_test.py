@@ -10,10 +10,11 @@ import pytest
 from scipy import optimize, stats
 import tensorflow as tf
 
-from dice_tf import accounting, auditing, canaries
+from dice_tf import accounting, auditing
+from dice_tf.auditing import canaries
 from dice_tf.errors import AccountingError
-from dice_tf.optimizers import DiceSGDOptimizer
 from dice_tf.sampling import ShuffledEpochs
+from dice_tf.training.optimizers import DiceSGDOptimizer
 
 DELTA = 1e-5
 

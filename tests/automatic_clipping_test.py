@@ -19,9 +19,9 @@ from softmax_regression import BATCH, CLASSES, flat, make_model, make_optimizer,
 
 import dice_tf
 from dice_tf import accounting
-from dice_tf.clipping import clip_weights
 from dice_tf.errors import MechanismError
 from dice_tf.mechanism import DiceMechanism
+from dice_tf.mechanism.clipping import clip_weights
 
 AUTOMATIC = dict(clipping="automatic", l2_norm_clip=None)
 

@@ -14,8 +14,9 @@ from softmax_regression import BATCH, CLASSES, FEATURES, make_model, make_optimi
 import tensorflow as tf
 
 import dice_tf
-from dice_tf import accounting, bias_corrected_adam
+from dice_tf import accounting
 from dice_tf.errors import OptimizerArgumentError
+from dice_tf.training import bias_corrected_adam
 
 NOISE = dict(noise_multiplier=2.0, noise_seed=7)
 CORRECTED = dict(correct_noise_bias=True, learning_rate=0.1)

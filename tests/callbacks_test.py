@@ -9,18 +9,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dice_tf import accounting, callbacks, provenance
+from dice_tf import accounting
 from dice_tf.accounting.epsilon import up
-from dice_tf.callbacks import EpsilonCallback
-from dice_tf.errors import (
-    AccountingError,
-    BudgetExhaustedError,
-    PlainGradientsError,
-    SamplingError,
-)
+from dice_tf.errors import AccountingError, BudgetExhaustedError, PlainGradientsError, SamplingError
+from dice_tf.ledger import provenance
 from dice_tf.mechanism import DiceMechanism
-from dice_tf.optimizers import DiceSGDOptimizer
 from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, ShuffledEpochs
+from dice_tf.training import epsilon_callback
+from dice_tf.training.epsilon_callback import EpsilonCallback
+from dice_tf.training.optimizers import DiceSGDOptimizer
 
 N, B, DELTA = 60, 10, 1e-3
 RNG = np.random.default_rng(0)
@@ -253,7 +250,7 @@ def test_epsilon_is_computed_seldom(monkeypatch):
     )
     callback.set_params({"epochs": 5, "steps": 10_000})
     # The most expensive case: every step is a round of its own.
-    monkeypatch.setattr(callbacks, "is_unbounded", lambda mechanism: True)
+    monkeypatch.setattr(epsilon_callback, "is_unbounded", lambda mechanism: True)
     callback.on_train_begin()
     for epoch in range(5):
         callback.on_epoch_begin(epoch)

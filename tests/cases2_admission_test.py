@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 
 from dice_tf import accounting
-from dice_tf.callbacks import EpsilonCallback
 from dice_tf.errors import AccountingError, SamplingError
-from dice_tf.optimizers import DiceSGDOptimizer
 from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, ShuffledEpochs
+from dice_tf.training.epsilon_callback import EpsilonCallback
+from dice_tf.training.optimizers import DiceSGDOptimizer
 
 N, B, DELTA = 64, 8, 1e-3
 RNG = np.random.default_rng(0)

@@ -17,9 +17,10 @@ from scipy import sparse
 import tensorflow as tf
 
 import dice_tf
-from dice_tf import data_sources, dense, provenance
 from dice_tf.errors import DicePrivacyError, SamplingError
-from dice_tf.sampling import PoissonSampling, ShuffledEpochs
+from dice_tf.ledger import provenance
+from dice_tf.sampling import PoissonSampling, ShuffledEpochs, data_sources
+from dice_tf.training import dense
 
 ROOT = pathlib.Path(__file__).absolute().parents[1]
 N, B, DELTA = 60, 8, 1e-3

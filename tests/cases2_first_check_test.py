@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import dice_tf
+from dice_tf.checks import self_check
 from dice_tf.errors import (
     DicePrivacyError,
     GradientEngineError,
@@ -15,7 +16,6 @@ from dice_tf.errors import (
     SamplingError,
     UncheckedGradientsWarning,
 )
-from dice_tf.per_example import self_check
 
 LAYERS = keras.layers
 RANDOM = np.random.default_rng(0)

@@ -17,8 +17,9 @@ from scipy import stats
 import tensorflow as tf
 
 import dice_tf
-from dice_tf import accounting, provenance, sampling_passes
+from dice_tf import accounting
 from dice_tf.errors import AccountingError, SamplingError
+from dice_tf.ledger import provenance, sampling_passes
 
 N, B, DELTA = 80, 10, 1e-3
 RANDOM = np.random.default_rng(0)

@@ -8,10 +8,10 @@ import pytest
 import tensorflow as tf
 
 import dice_tf
-from dice_tf import class_weights
+from dice_tf.engine import layerwise, vectorized
+from dice_tf.engine.loss import call_in_training, per_example_losses
 from dice_tf.errors import GradientEngineError, LossError, SamplingError
-from dice_tf.per_example import layerwise, vectorized
-from dice_tf.per_example.loss import call_in_training, per_example_losses
+from dice_tf.training import class_weights
 
 LAYERS = keras.layers
 RANDOM = np.random.default_rng(0)

@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 import dice_tf
+from dice_tf.checks.model_checks import layers_with_paths
 from dice_tf.errors import ModelError
-from dice_tf.validation import layers_with_paths
 
 LAYERS = keras.layers
 

@@ -6,21 +6,20 @@ import functools
 import pathlib
 import re
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
 import keras
+from keras import layers as L
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from keras import layers as L
 
 import dice_tf
-from dice_tf import feedback, rounding
-from dice_tf.clipping import clip_weights
-from dice_tf.mechanism import DiceMechanism
-from dice_tf.per_example import gram, layerwise, vectorized
-from dice_tf.per_example.contributions import OuterProduct, PerExample, Rows
-from dice_tf.per_example.merging import merged
+from dice_tf.engine import gram, layerwise, vectorized
+from dice_tf.engine.contributions import OuterProduct, PerExample, Rows
+from dice_tf.engine.merging import merged
+from dice_tf.mechanism import DiceMechanism, feedback, rounding
+from dice_tf.mechanism.clipping import clip_weights
 
 C1, C2 = 0.5, 0.25
 MECHANISM = DiceMechanism(

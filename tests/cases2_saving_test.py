@@ -26,8 +26,10 @@ from optimizer_state_test import private_bytes, values_in, write_every_kind_of_f
 from softmax_regression import BATCH, STEPS, flat, make_model, make_optimizer, make_problem
 
 import dice_tf
-from dice_tf import accounting, noise, private_checkpoints
+from dice_tf import accounting
+from dice_tf.checkpoints import private_checkpoints
 from dice_tf.errors import DataDependentChoiceWarning, MechanismError, SamplingError
+from dice_tf.mechanism import noise
 
 X, Y = make_problem()
 N = len(X)

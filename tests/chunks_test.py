@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dice_tf.per_example import chunks
-from dice_tf.per_example.gradient_sums import GradientSums
+from dice_tf.engine import chunks
+from dice_tf.engine.gradient_sums import GradientSums
 
 
 def engine(x, y, sample_weight):

@@ -8,8 +8,8 @@ import pathlib
 import sys
 
 from absl import app, flags
-from dp_accounting import rdp
 import dp_accounting
+from dp_accounting import rdp
 import numpy as np
 import pytest
 

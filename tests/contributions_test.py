@@ -2,18 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Per-example products at sizes where other code runs: compiled Gram matrices, picked rows."""
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from dice_tf.clipping import clip_weights
+from dice_tf.engine import gram
+from dice_tf.engine.contributions import OuterProduct
+from dice_tf.engine.merging import merged
+from dice_tf.engine.residual_rows import residual_rows
 from dice_tf.mechanism import DiceMechanism
-from dice_tf.per_example import gram
-from dice_tf.per_example.contributions import OuterProduct
-from dice_tf.per_example.merging import merged
-from dice_tf.per_example.residual_rows import residual_rows
+from dice_tf.mechanism.clipping import clip_weights
 
 
 def random_product(batch, positions, k, f, transposed=False):

@@ -16,7 +16,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from softmax_regression import BATCH, CLASSES, FEATURES, flat, make_problem
 
 import dice_tf
-from dice_tf import DiceAdamOptimizer, DiceSGDOptimizer, private_train_step, provenance
+from dice_tf import DiceAdamOptimizer, DiceSGDOptimizer, private_train_step
+from dice_tf.ledger import provenance
 
 X, Y = make_problem()
 N = len(X)

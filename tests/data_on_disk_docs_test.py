@@ -17,7 +17,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 import dice_tf
-from dice_tf import provenance
+from dice_tf.ledger import provenance
 
 PAGE_FILE = pathlib.Path(__file__).absolute().parents[1] / "docs" / "your_data_on_disk.md"
 PAGE = PAGE_FILE.read_text(encoding="utf-8")
@@ -221,7 +221,7 @@ def test_a6_windows_do_not_overlap_or_show_one_of_each_person(program):
     np.testing.assert_array_equal(x.numpy()[:, 0], 3 * (first[:, None] + np.arange(9)))
     np.testing.assert_array_equal(y, 3 * (first + 9))
     # The view is read by row, not copied.
-    assert dice_tf.row_readers.row_reader("x", names["windows"]) is not None
+    assert dice_tf.sampling.row_readers.row_reader("x", names["windows"]) is not None
     names = of_block(program, "OneWindowEach")
     starts = set()
     for _ in range(3):

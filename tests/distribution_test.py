@@ -15,9 +15,10 @@ from scipy import stats
 from softmax_regression import BATCH, CLASSES
 import tensorflow as tf
 
-from dice_tf import distribution, precision
+from dice_tf.checks import precision
+from dice_tf.distribution import strategies
 from dice_tf.errors import DistributionError, GradientEngineError
-from dice_tf.optimizers import DiceSGDOptimizer
+from dice_tf.training.optimizers import DiceSGDOptimizer
 
 TESTS = pathlib.Path(__file__).parent
 QUIET_ON_CPU = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -175,7 +176,7 @@ def test_strategies_that_break_the_mechanism_are_refused(monkeypatch, strategy_c
     monkeypatch.setattr(tf.distribute, "get_strategy", lambda: strategy)
     monkeypatch.setattr(tf.distribute, "has_strategy", lambda: True)
     with pytest.raises(DistributionError, match=strategy_class.__name__):
-        distribution.check_strategy()
+        strategies.check_strategy()
 
 
 def test_tensor_float_32_is_turned_off_where_there_is_a_gpu(monkeypatch):

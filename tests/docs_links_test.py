@@ -10,7 +10,7 @@ import re
 import pytest
 
 import dice_tf
-from dice_tf import per_example
+from dice_tf import engine
 
 ROOT = pathlib.Path(__file__).absolute().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md",
@@ -87,7 +87,7 @@ def test_the_reference_has_every_public_name():
     names = set(dice_tf.__all__) - set(modules) - {"__version__"}
     names |= {name for name in vars(dice_tf.accounting) if not name.startswith("_")
               and not inspect.ismodule(getattr(dice_tf.accounting, name))}  # fmt: skip
-    names |= set(per_example.__all__) | set(defined_in(dice_tf.auditing))
+    names |= set(engine.__all__) | set(defined_in(dice_tf.auditing))
     names |= {"DiceSumQuery", "import_tensorflow_privacy"}
     assert len(names) > 35
     documented = set(

@@ -47,7 +47,7 @@ def test_stability_of_delayed_steps(s, stated):
 
 
 def test_names_exist():
-    assert (ROOT / "dice_tf" / "per_example" / "gram.py").is_file()
+    assert (ROOT / "dice_tf" / "engine" / "gram.py").is_file()
     assert hasattr(dice_tf, "make_dice_optimizer_class")
 
 

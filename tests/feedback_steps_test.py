@@ -23,8 +23,9 @@ from softmax_regression import (
 )
 
 import dice_tf
-from dice_tf import accounting, rebuilding
+from dice_tf import accounting
 from dice_tf.errors import MechanismError
+from dice_tf.training import rebuilding
 
 CLIPS = dict(l2_norm_clip=0.4, error_norm_clip=1.2)
 

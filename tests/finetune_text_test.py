@@ -33,7 +33,7 @@ import text_models
 import text_tokens
 
 import dice_tf
-from dice_tf.per_example.loss import per_example_losses
+from dice_tf.engine.loss import per_example_losses
 
 # Training pairs of the cleaned E2E data.
 NUM_E2E = 33_525

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dice_tf import multi_worker
-from dice_tf.callbacks import EpsilonCallback
+from dice_tf.distribution import multi_worker
 from dice_tf.errors import SamplingError
-from dice_tf.optimizers import DiceSGDOptimizer
 from dice_tf.sampling import PoissonSampling, ShuffledEpochs
+from dice_tf.training.epsilon_callback import EpsilonCallback
+from dice_tf.training.optimizers import DiceSGDOptimizer
 
 N, B, DELTA = 60, 8, 1e-3
 RNG = np.random.default_rng(0)

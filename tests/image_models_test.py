@@ -15,9 +15,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "examples")
 
 import image_models
 
-from dice_tf.clipping import clip_weights
+from dice_tf.engine import layerwise, local_gradients
 from dice_tf.mechanism import DiceMechanism
-from dice_tf.per_example import layerwise, local_gradients
+from dice_tf.mechanism.clipping import clip_weights
 
 MECHANISM = DiceMechanism(
     l2_norm_clip=0.5, error_norm_clip=0.3, noise_multiplier=1.0, expected_batch_size=8

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dice_tf.per_example import layerwise, local_gradients
+from dice_tf.engine import layerwise, local_gradients
 
 BATCH, LENGTH, VOCABULARY, IGNORED = 4, 6, 11, -1
 SIZES = {

@@ -20,7 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import worker_processes
 
-from dice_tf import multi_worker, shared_backups
+from dice_tf.distribution import multi_worker, shared_backups
 
 WORKERS, STEPS_PER_EPOCH = 2, 20
 

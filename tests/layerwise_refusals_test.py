@@ -5,18 +5,18 @@
 import threading
 
 import keras
+from keras import layers as L
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import layers as L
 
-from dice_tf.clipping import clip_weights
+from dice_tf.engine import gram, layerwise, rules
+from dice_tf.engine.contributions import OuterProduct, PerExample, Rows
+from dice_tf.engine.loss import per_example_losses
+from dice_tf.engine.merging import merged
 from dice_tf.errors import GradientEngineError
 from dice_tf.mechanism import DiceMechanism
-from dice_tf.per_example import gram, layerwise, rules
-from dice_tf.per_example.contributions import OuterProduct, PerExample, Rows
-from dice_tf.per_example.loss import per_example_losses
-from dice_tf.per_example.merging import merged
+from dice_tf.mechanism.clipping import clip_weights
 
 
 def weights(norms):

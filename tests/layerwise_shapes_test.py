@@ -4,15 +4,15 @@
 
 import unittest.mock
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
 import keras
+from keras import layers as L
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from keras import layers as L
 
-from dice_tf.per_example import layerwise, rules, rules_conv
+from dice_tf.engine import layerwise, rules, rules_conv
 
 sizes = st.integers(1, 3)
 

@@ -3,15 +3,15 @@
 """The layer-wise engine equals a loop over examples, for a zoo of layers and models."""
 
 import keras
+from keras import layers as L
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import layers as L
 
-from dice_tf.clipping import clip_weights
+from dice_tf.engine import layerwise
+from dice_tf.engine.loss import per_example_losses
 from dice_tf.mechanism import DiceMechanism
-from dice_tf.per_example import layerwise
-from dice_tf.per_example.loss import per_example_losses
+from dice_tf.mechanism.clipping import clip_weights
 
 BATCH = 5
 TOLERANCE = 1e-5

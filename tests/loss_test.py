@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from dice_tf.engine.loss import check_losses, individual_losses, per_example_losses
 from dice_tf.errors import LossError
-from dice_tf.optimizers import DiceSGDOptimizer
-from dice_tf.per_example.loss import check_losses, individual_losses, per_example_losses
-from dice_tf.training import private_train_step
+from dice_tf.training.optimizers import DiceSGDOptimizer
+from dice_tf.training.private_step import private_train_step
 
 BATCH = 5
 RANDOM = np.random.default_rng(0)

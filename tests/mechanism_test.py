@@ -8,7 +8,7 @@ import pytest
 
 from dice_tf.errors import DicePrivacyError, MechanismError
 from dice_tf.mechanism import DiceMechanism
-from dice_tf.optimizers import DiceSGDOptimizer
+from dice_tf.training.optimizers import DiceSGDOptimizer
 
 
 def make(**arguments):

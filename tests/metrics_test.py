@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from dice_tf.optimizers import DiceSGDOptimizer
+from dice_tf.training.optimizers import DiceSGDOptimizer
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(12, 4)).astype("float32")

@@ -10,7 +10,7 @@ import pytest
 from softmax_regression import CLASSES
 import worker_processes
 
-from dice_tf import multi_worker
+from dice_tf.distribution import multi_worker
 
 SCENARIO = ["worker_scenario.py"]
 WORKERS = 2

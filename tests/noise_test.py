@@ -8,9 +8,9 @@ import pytest
 import scipy.stats
 import tensorflow as tf
 
-from dice_tf import noise
 from dice_tf.errors import MechanismError
-from dice_tf.optimizers import DiceSGDOptimizer
+from dice_tf.mechanism import noise
+from dice_tf.training.optimizers import DiceSGDOptimizer
 
 L2_NORM_CLIP, NOISE_MULTIPLIER, BATCH = 0.5, 1.7, 20
 STDDEV = NOISE_MULTIPLIER * L2_NORM_CLIP / BATCH

@@ -8,7 +8,6 @@ gradient is written out by hand.
 
 import numpy as np
 
-
 # What norms are raised by for the sake of rounding; docs/privacy.md says so.
 RAISED = 1 + 1e-5
 

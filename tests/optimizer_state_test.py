@@ -19,8 +19,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from softmax_regression import BATCH, STEPS, flat, make_model, make_optimizer, make_problem
 
-from dice_tf import provenance
-from dice_tf.optimizers import DiceSGDOptimizer
+from dice_tf.ledger import provenance
+from dice_tf.training.optimizers import DiceSGDOptimizer
 
 
 def test_case_4_keras_file_round_trip_keeps_the_step_count_and_neither_errors_nor_seed(tmp_path):

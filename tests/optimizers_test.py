@@ -29,7 +29,7 @@ from dice_tf.errors import (
     OptimizerArgumentError,
     PlainGradientsError,
 )
-from dice_tf.optimizers import DiceSGDOptimizer
+from dice_tf.training.optimizers import DiceSGDOptimizer
 
 ENGINES = ("layerwise", "vectorized")
 

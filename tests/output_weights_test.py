@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dice_tf.callbacks import EpsilonCallback
 from dice_tf.errors import LossError, SamplingError
-from dice_tf.metrics import present_examples
-from dice_tf.optimizers import DiceSGDOptimizer
 from dice_tf.sampling import PoissonSampling
+from dice_tf.training.epsilon_callback import EpsilonCallback
+from dice_tf.training.metrics import present_examples
+from dice_tf.training.optimizers import DiceSGDOptimizer
 
 N, B = 50, 10
 RANDOM = np.random.default_rng(0)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dice_tf import precision
+from dice_tf.checks import precision
 from dice_tf.errors import GradientEngineError
-from dice_tf.optimizers import DiceSGDOptimizer
+from dice_tf.training.optimizers import DiceSGDOptimizer
 
 # Measures a product on its own terms, then trains a step.
 SCRIPT = """

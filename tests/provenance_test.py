@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dice_tf import provenance, row_counts
 from dice_tf.errors import SamplingError
+from dice_tf.ledger import provenance, row_counts
 from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, ShuffledEpochs
 
 X = np.arange(60)

@@ -17,7 +17,7 @@ from softmax_regression import BATCH, CLASSES, FEATURES, flat, make_model
 import tensorflow as tf
 
 import dice_tf
-from dice_tf import provenance
+from dice_tf.ledger import provenance
 
 # The last of six batches has one example: uneven for 2 replicas, and 3 of 4 get nothing.
 ROWS = 5 * BATCH + 1

@@ -19,7 +19,8 @@ import killed_run
 from softmax_regression import flat, make_model, make_optimizer, make_problem
 
 import dice_tf
-from dice_tf import accounting, private_checkpoints
+from dice_tf import accounting
+from dice_tf.checkpoints import private_checkpoints
 
 X, Y = make_problem()
 N, B, DELTA, STEPS = len(X), 5, 1e-3, 24

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dice_tf import admission, provenance, sampling_passes
 from dice_tf.accounting import compute_epsilon
-from dice_tf.callbacks import EpsilonCallback
+from dice_tf.checkpoints.private_checkpoints import build_optimizer, continue_sampling
 from dice_tf.errors import OptimizerArgumentError, PlainGradientsError, SamplingError
-from dice_tf.optimizers import DiceSGDOptimizer
-from dice_tf.private_checkpoints import build_optimizer, continue_sampling
+from dice_tf.ledger import admission, provenance, sampling_passes
 from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, ShuffledEpochs
-from dice_tf.training import private_train_step
+from dice_tf.training.epsilon_callback import EpsilonCallback
+from dice_tf.training.optimizers import DiceSGDOptimizer
+from dice_tf.training.private_step import private_train_step
 
 N, B, DELTA = 80, 10, 1e-3
 RANDOM = np.random.default_rng(0)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dice_tf import provenance
 from dice_tf.errors import SamplingError
+from dice_tf.ledger import provenance
 from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, ShuffledEpochs
 
 ALL = [PoissonSampling, CyclicPoissonSampling, ShuffledEpochs]

@@ -8,11 +8,11 @@ import keras
 import numpy as np
 import pytest
 
-from dice_tf import provenance
-from dice_tf.callbacks import EpsilonCallback
 from dice_tf.errors import AccountingError, SamplingError
-from dice_tf.optimizers import DiceSGDOptimizer
+from dice_tf.ledger import provenance
 from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, ShuffledEpochs
+from dice_tf.training.epsilon_callback import EpsilonCallback
+from dice_tf.training.optimizers import DiceSGDOptimizer
 
 N, B, DELTA = 60, 10, 1e-3
 RNG = np.random.default_rng(0)

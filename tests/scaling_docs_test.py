@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import models
 
 import dice_tf
-from dice_tf import distribution
+from dice_tf.distribution import strategies
 
 PAGE = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
 
@@ -68,7 +68,7 @@ def test_a_step_sends_and_keeps_what_the_page_says(monkeypatch, clip, steps, sum
         sent.append(sum(int(np.prod(t.shape)) * t.dtype.size for t in tensors))
         return list(tensors)
 
-    monkeypatch.setattr(distribution, "sum_over_replicas", record)
+    monkeypatch.setattr(strategies, "sum_over_replicas", record)
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4), keras.layers.Dense(1)])
     optimizer = dice_tf.DiceSGDOptimizer(

@@ -11,12 +11,13 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
-from dice_tf import dispatch, training
+from dice_tf.checks import self_check
+from dice_tf.engine import PerExample, register_rule
 from dice_tf.errors import GradientEngineError, UncheckedGradientsWarning
-from dice_tf.optimizers import DiceSGDOptimizer
-from dice_tf.per_example import PerExample, register_rule, self_check
 from dice_tf.sampling import PoissonSampling
-from dice_tf.training import check_gradients, private_train_step
+from dice_tf.training import keras_trainer, private_step
+from dice_tf.training.optimizers import DiceSGDOptimizer
+from dice_tf.training.private_step import check_gradients, private_train_step
 
 LAYERS = keras.layers
 RANDOM = np.random.default_rng(0)
@@ -146,8 +147,8 @@ def test_gradients_of_zero_decide_nothing_and_others_are_compared(train, zeros, 
 
 @pytest.mark.parametrize("train", [fit, train_on_batches, take_steps])
 def test_a_run_in_which_nothing_can_be_compared_warns_once(train, monkeypatch):
-    assert training._MOST_BATCHES_TRIED == 20
-    monkeypatch.setattr(training, "_MOST_BATCHES_TRIED", 2)
+    assert private_step._MOST_BATCHES_TRIED == 20
+    monkeypatch.setattr(private_step, "_MOST_BATCHES_TRIED", 2)
     trained = model(LAYERS.Dense(1), loss=mse_where_nonzero)
     x, y = np.tile(X[:8], (4, 1)), np.zeros(32, "int32")
     with pytest.warns(UncheckedGradientsWarning, match="Batches tried: 2") as found:
@@ -331,7 +332,7 @@ def test_batches_that_were_taken_are_given_back_with_the_type_that_the_step_is_t
     spec = tf.nest.pack_sequence_as(
         batch, [tf.TensorSpec(s) for s in tf.__internal__.nest.flatten_up_to(batch, shapes)]
     )
-    data = dispatch._dataset_of([batch, batch], spec)
+    data = keras_trainer._dataset_of([batch, batch], spec)
     assert data.element_spec == spec
     found = list(data)
     assert len(found) == 2

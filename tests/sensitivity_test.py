@@ -3,17 +3,16 @@
 """No example moves a clipped sum by more than C1, whatever its magnitudes and ids are."""
 
 import keras
+from keras import layers as L
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import layers as L
 
-from dice_tf import rounding
-from dice_tf.clipping import clip_weights
-from dice_tf.mechanism import DiceMechanism
-from dice_tf.per_example import gram, layerwise, vectorized
-from dice_tf.per_example.contributions import OuterProduct, Rows
-from dice_tf.per_example.merging import merged
+from dice_tf.engine import gram, layerwise, vectorized
+from dice_tf.engine.contributions import OuterProduct, Rows
+from dice_tf.engine.merging import merged
+from dice_tf.mechanism import DiceMechanism, rounding
+from dice_tf.mechanism.clipping import clip_weights
 
 C1 = 0.1
 MECHANISM = DiceMechanism(

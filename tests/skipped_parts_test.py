@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from dice_tf.errors import ModelError
-from dice_tf.optimizers import DiceSGDOptimizer
+from dice_tf.training.optimizers import DiceSGDOptimizer
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(8, 4)).astype("float32")

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from dice_tf.optimizers import DiceSGDOptimizer
+from dice_tf.training.optimizers import DiceSGDOptimizer
 
 FEATURES, CLASSES, BATCH, STEPS = 6, 4, 8, 5
 

@@ -9,13 +9,13 @@ import subprocess
 import sys
 
 import dp_accounting
-import numpy as np
-import pytest
-import tensorflow as tf
 from dp_accounting.pld import pld_privacy_accountant
 from dp_accounting.rdp import rdp_privacy_accountant
+import numpy as np
 from numpy_oracle import clip
+import pytest
 from scipy import stats
+import tensorflow as tf
 
 from dice_tf import accounting, errors
 from dice_tf.mechanism import DiceMechanism
@@ -25,9 +25,14 @@ from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling
 # that the rest of the package does without it, and that its absence is explained.
 AVAILABLE = importlib.util.find_spec("tensorflow_privacy") is not None
 if AVAILABLE:
+    from tensorflow_privacy.privacy.dp_query import (
+        dp_query,
+        gaussian_query,
+        nested_query,
+        normalized_query,
+    )
+
     from dice_tf import tf_privacy
-    from tensorflow_privacy.privacy.dp_query import dp_query, gaussian_query
-    from tensorflow_privacy.privacy.dp_query import nested_query, normalized_query
 
 
 def needs_tf_privacy(test):

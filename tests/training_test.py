@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 from dice_tf.errors import ModelError, OptimizerArgumentError, PlainGradientsError
-from dice_tf.optimizers import DiceSGDOptimizer
-from dice_tf import dispatch
-from dice_tf.training import private_train_step
+from dice_tf.training import keras_trainer
+from dice_tf.training.optimizers import DiceSGDOptimizer
+from dice_tf.training.private_step import private_train_step
 
 BATCH = 8
 RANDOM = np.random.default_rng(0)
@@ -135,7 +135,7 @@ def test_a_private_step_needs_a_private_optimizer():
 def test_stock_optimizers_keep_their_step_and_the_dispatch_is_installed_once():
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
-    dispatch.install()
+    keras_trainer.install()
     step = TensorFlowTrainer.train_step
     optimizer()
     assert TensorFlowTrainer.train_step is step

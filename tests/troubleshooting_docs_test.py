@@ -17,12 +17,12 @@ SOURCES = sorted((ROOT / "dice_tf").rglob("*.py"))
 
 # Texts that a message takes in: (file, function or name, how many messages come from there).
 REASONS = [
-    ("validation.py", "_problem", 5),
-    ("optimizer_arguments.py", "_REFUSED_KERAS_ARGUMENTS", 5),
-    ("optimizers.py", "_WRAPPERS", 2),
-    ("optimizers.py", "_refusal", 4),
-    ("per_example/recording.py", "_refusal", 5),
-    ("per_example/recording.py", "finished_calls", 2),
+    ("checks/model_checks.py", "_problem", 5),
+    ("training/optimizer_arguments.py", "_REFUSED_KERAS_ARGUMENTS", 5),
+    ("training/optimizers.py", "_WRAPPERS", 2),
+    ("training/optimizers.py", "_refusal", 4),
+    ("engine/recording.py", "_refusal", 5),
+    ("engine/recording.py", "finished_calls", 2),
     ("accounting/loss_distribution.py", "loss_distribution_curve", 3),
 ]
 

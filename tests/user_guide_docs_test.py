@@ -19,7 +19,7 @@ import accounting_releases
 
 import dice_tf
 from dice_tf import accounting
-from dice_tf.per_example import rules
+from dice_tf.engine import rules
 
 ROOT = pathlib.Path(__file__).absolute().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from dice_tf.checks.model_checks import check_model
+from dice_tf.checks.model_repair import fix_model
 from dice_tf.errors import LossError, ModelError
-from dice_tf.model_repair import fix_model
-from dice_tf.optimizers import DiceSGDOptimizer
-from dice_tf.validation import check_model
+from dice_tf.training.optimizers import DiceSGDOptimizer
 
 LAYERS = keras.layers
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from dice_tf.engine import vectorized
 from dice_tf.errors import GradientEngineError
-from dice_tf.per_example import vectorized
 
 LAYERS = keras.layers
 

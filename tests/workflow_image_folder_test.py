@@ -12,7 +12,8 @@ import pytest
 import tensorflow as tf
 
 import dice_tf
-from dice_tf import accounting, provenance
+from dice_tf import accounting
+from dice_tf.ledger import provenance
 
 N, HELD_OUT, B, EPOCHS, DELTA, SIZE = 160, 40, 40, 6, 5e-4, (8, 8, 3)
 

@@ -14,8 +14,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from recipes import recipe
 
-from dice_tf.per_example import layerwise
-from dice_tf.per_example.loss import call_in_training, per_example_losses
+from dice_tf.engine import layerwise
+from dice_tf.engine.loss import call_in_training, per_example_losses
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ from sklearn import metrics
 import tensorflow as tf
 
 import dice_tf
-from dice_tf import accounting, provenance
+from dice_tf import accounting
+from dice_tf.ledger import provenance
 
 N, B, EPOCHS, DELTA = 2000, 200, 8, 5e-5
 CITIES = ["Bonn", "Oslo", "Rome"]

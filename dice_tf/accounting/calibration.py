@@ -13,8 +13,9 @@ from scipy import optimize
 
 from dice_tf.accounting import events
 from dice_tf.accounting.epsilon import compute_epsilon
+from dice_tf.checks.arguments import check_integer, check_number
 from dice_tf.errors import AccountingError
-from dice_tf.mechanism import DiceMechanism, check_integer, check_number
+from dice_tf.mechanism import DiceMechanism
 
 if TYPE_CHECKING:
     # At run time it would load TensorFlow.

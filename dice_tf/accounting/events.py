@@ -34,8 +34,9 @@ from typing import Any, NamedTuple
 import dp_accounting
 
 from dice_tf.accounting.random_allocation import AllocatedRound
+from dice_tf.checks.arguments import check_integer, check_number
 from dice_tf.errors import AccountingError
-from dice_tf.mechanism import DiceMechanism, check_integer, check_number
+from dice_tf.mechanism import DiceMechanism
 
 ADD_OR_REMOVE_ONE = "add_or_remove_one"
 REPLACE_ONE = "replace_one"
@@ -106,7 +107,7 @@ def check_sampling(sampling: Any) -> bool:
 
 def is_allocated(sampling):
     """Whether every example takes part once in every epoch, at a step of its own draw."""
-    from dice_tf.random_allocation import RandomAllocation
+    from dice_tf.sampling import RandomAllocation
 
     return type(sampling) is RandomAllocation
 

@@ -23,8 +23,8 @@ from typing import NamedTuple
 from scipy import stats
 
 from dice_tf.accounting.events import check_delta
+from dice_tf.checks.arguments import check_integer, check_number
 from dice_tf.errors import AccountingError
-from dice_tf.mechanism import check_integer, check_number
 
 NOT_A_GUARANTEE = "closed form of the paper, not a guarantee"
 

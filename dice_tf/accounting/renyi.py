@@ -12,8 +12,8 @@ import functools
 import warnings
 
 import dp_accounting
-import numpy as np
 from dp_accounting import rdp
+import numpy as np
 from scipy import special
 
 from dice_tf.accounting.random_allocation import AllocatedRound

@@ -1,0 +1,377 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+r"""Private checkpoints: what a run needs to go on bit for bit after it was killed.
+
+Files are for release: they hold neither the error e nor the noise key. An optimizer with
+`save_errors=True` adds both, the count of noise draws and the position of the sampler.
+Whoever reads such a file can remove the noise, so it is as private as the data.
+
+A file can be loaded twice, and the two runs may go apart: other data, another learning
+rate. Were they to add the same noise, their difference would be free of it. So there are
+two keys. The one that is in files, of steps taken with `save_errors=True`, is never used
+but bound to what it is to hide,
+
+\[w^t = \mathrm{Noise}(\mathrm{PRF}_{key}(v^t), t),\]
+
+and runs repeat noise only as long as they repeat \(v^t\) to the last bit. The other one,
+of all other steps, is used as it is, and neither it nor the count of its draws is ever
+written or read. (A `noise_seed` decides both, in every process that is given it.)
+"""
+
+import contextlib
+import functools
+import hashlib
+from typing import Any
+import warnings
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from dice_tf.distribution import strategies
+from dice_tf.errors import PlainGradientsError
+from dice_tf.ledger import row_counts
+from dice_tf.mechanism import noise
+from dice_tf.training import rebuilding
+
+_PREFIX = "private_"
+# What `sampler` holds: digest of the sampling object's parameters (0: none), its 128 bits of
+# entropy, the name of its group assignment, its position when the optimizer had made
+# `steps` steps, these steps, and the fingerprint of the order of its rows (0: unknown).
+_ENTROPY_WORDS = 4
+SAMPLER_SIZE = _ENTROPY_WORDS + 5
+# Keeps the key's use for binding apart from its use for noise.
+_BINDING = 0x62696E64
+
+
+class PrivateState:
+    """What must not leave the process: the noise key, its use so far, and the error.
+
+    A plain Python object, so that neither Keras nor `tf.train.Checkpoint` finds it.
+    """
+
+    def __init__(self, noise_seed):
+        # Private files hold the first key and its count, and no file the second ones.
+        self.noise_key, self.process_key = noise.NoiseKey(noise_seed), noise.NoiseKey(noise_seed)
+        self.noise_draws = self.process_draws = None
+        # Steps taken by this very object, whatever is loaded into it, and those of its loops:
+        # since the last `fit`, and before that.
+        self.own_steps, self.fit_ended_at, self.loop_steps_before = None, 0, 0
+        # From a sampler with a seed to its state, and the step at which its draws began.
+        self.seeded = {}
+        # Whether `fit` is what takes the steps, for Python and for compiled steps.
+        self.is_in_fit, self.in_fit = False, None
+        # The errors are those of this step; in any other state of the run they count as 0.
+        self.error_step = None
+        self.errors = []
+        self.sampler = None
+        # How many rows epochs showed, see `row_counts`.
+        self.row_counts = None
+        # Fingerprint of the order of the rows that cyclic groups were drawn from.
+        self.row_order = None
+        # Whether anybody was told that steps were not accounted.
+        self.is_reported = False
+        # Slots of the update rule by variable and name, and how often they were put together.
+        self.slots, self.generation = {}, 0
+        # What was loaded into an optimizer that is not built yet, and the record it begins with.
+        self.to_load = self.first_record = None
+        # What `continue_sampling` last wrote there; anything else came from a file.
+        self.sampler_in_use = [0] * SAMPLER_SIZE
+
+    def renew_keys_after_fork(self):
+        """Gives a forked process keys of its own, also in steps that were compiled before."""
+        for key in (self.noise_key, self.process_key):
+            key.renew_after_fork()
+
+    def make_counts(self):
+        """Creates the variables that stay when the optimizer is built again."""
+        self.noise_draws = count_variable("noise_draws", 0)
+        self.process_draws = count_variable("process_draws", 0)
+        self.own_steps = count_variable("own_steps", 0)
+        self.row_counts = count_variable("row_counts", np.zeros(row_counts.SIZE))
+        self.in_fit = count_variable("in_fit", int(self.is_in_fit))
+        self.sampler = count_variable("sampler", np.zeros(SAMPLER_SIZE))
+
+    @contextlib.contextmanager
+    def steps_of_fit(self):
+        """Context in which steps are those of `fit`, which knows where its batches come from."""
+        before = self.is_in_fit
+        self._set_in_fit(True)
+        try:
+            yield
+        finally:
+            self._set_in_fit(before)
+
+    def steps_here(self):
+        """Returns the number of steps that this object took, in this process."""
+        return 0 if self.own_steps is None else int(self.own_steps.numpy())
+
+    def _set_in_fit(self, value):
+        self.is_in_fit = value
+        if self.in_fit is not None:
+            self.in_fit.assign(int(value))
+
+
+def count_variable(name, value):
+    """Returns a variable of int64 that is the same on all replicas and in no file of Keras."""
+    return keras.Variable(
+        value, dtype="int64", trainable=False, aggregation="only_first_replica", name=name
+    )
+
+
+def bind_key(key, tensors):
+    r"""Derives a noise key that only the same tensors give again.
+
+    Args:
+        key: Int32 `[2]`, from `NoiseKey.read`.
+        tensors: List of float32 tensors, the un-noised direction v. Of several replicas the
+            first one's counts, so that their keys agree whatever their kernels do.
+
+    Returns:
+        Int32 `[2]`: a function of the key and of every bit of the tensors that nobody can
+        tell from random without the key. Different tensors collide with probability 2^-64.
+
+    Example:
+
+    >>> key = noise.NoiseKey(seed=1).read()
+    >>> one, same, other = (bind_key(key, [tf.constant([v])]) for v in (1.0, 1.0, 2.0))
+    >>> bool(tf.reduce_all(one == same)), bool(tf.reduce_any(one == other))
+    (True, False)
+
+    Source: the sum of Bellare, Guérin and Rogaway, "XOR MACs", CRYPTO 1995.
+    """
+    bound = _compiled_binding()(key, [tf.reshape(t, [-1]) for t in tensors])
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return bound
+    is_first = tf.equal(context.replica_id_in_sync_group, 0)
+    return strategies.sum_over_replicas([tf.where(is_first, bound, tf.zeros_like(bound))])[0]
+
+
+@functools.cache
+def _compiled_binding():
+    return tf.function(_bind, jit_compile=noise.xla_is_available(), autograph=False)
+
+
+def _bind(key, vectors):
+    bits = tf.bitcast(tf.concat(vectors, 0), tf.int32)
+    secret = tf.bitwise.bitwise_xor(tf.bitcast(key, tf.uint32), np.uint32(_BINDING))
+    words = noise.threefry(secret, bits, tf.range(tf.size(bits)))
+    # Modulo 2^32, whatever the order of summation.
+    sums = [tf.cast(tf.reduce_sum(tf.cast(w, tf.int64)), tf.uint32) for w in words]
+    derived = noise.threefry(secret, *(tf.expand_dims(s, 0) for s in sums))
+    return tf.bitcast(tf.concat(derived, 0), tf.int32)
+
+
+def private_variables(private, mechanism):
+    """Returns the variables that a private checkpoint holds, by their names in it.
+
+    The names contain a digest of the mechanism: under other parameters the accountant would
+    be wrong about the error, so it is not found then.
+
+    Args:
+        private: `PrivateState` of a built optimizer.
+        mechanism: Its `DiceMechanism`.
+
+    Returns:
+        Dict from name to variable.
+    """
+    names = ("noise_draws", "error_step", "sampler")
+    variables = {name: getattr(private, name) for name in names}
+    variables.update({f"error_{i}": error for i, error in enumerate(private.errors)})
+    if private.noise_key.seed is None:
+        variables["noise_key"] = private.noise_key.variable
+    return {f"{_prefix(mechanism)}_{name}": variable for name, variable in variables.items()}
+
+
+def trackable(private, mechanism):
+    """Returns the same variables as an object that `tf.train.Checkpoint` can track."""
+    module = tf.Module(name="private")
+    for name, variable in private_variables(private, mechanism).items():
+        # `tf.Module` looks for variables of TensorFlow.
+        inner = variable.value if isinstance(variable, keras.Variable) else variable
+        setattr(module, name, inner)
+    return module
+
+
+def save(private, mechanism, store):
+    """Writes the private state to a store, and says so.
+
+    Args:
+        private: `PrivateState` of a built optimizer.
+        mechanism: Its `DiceMechanism`.
+        store: The store that Keras passes to `save_own_variables`.
+    """
+    values = private_variables(private, mechanism)
+    _write_private({name: variable.numpy() for name, variable in values.items()}, store)
+
+
+def updated(loaded, variables):
+    """Returns what was loaded, with what was assigned since: a learning rate.
+
+    Args:
+        loaded: Dict of all that was in the file.
+        variables: Those that an optimizer has before it is built, scalars all.
+    """
+    with tf.init_scope():
+        since = {str(number): variable.numpy() for number, variable in enumerate(variables)}
+    return {n: since.get(n, v) if np.shape(v) == () else v for n, v in loaded.items()}
+
+
+def pass_on(loaded, save_errors, store):
+    """Writes what was loaded into an optimizer that was not built since.
+
+    Args:
+        loaded: Dict of all that was in the file.
+        save_errors: Whether to write its private part, too.
+        store: The store that Keras passes to `save_own_variables`.
+    """
+    public = released(loaded)
+    for name, value in public.items():
+        store[name] = value
+    if save_errors and len(public) < len(loaded):
+        _write_private({n: v for n, v in loaded.items() if n not in public}, store)
+
+
+def _write_private(values, store):
+    warnings.warn(
+        "This file holds the error and the noise key (save_errors=True): who reads it can remove "
+        "the noise. Keep it as private as the data. To write files for release, set "
+        "`model.optimizer.save_errors = False` first.",
+        stacklevel=2,
+    )
+    for name, value in values.items():
+        store[name] = value
+
+
+def load(private, mechanism, store):
+    """Reads the private state from a store, if it is there and of this mechanism.
+
+    Args:
+        private: `PrivateState` of a built optimizer.
+        mechanism: Its `DiceMechanism`.
+        store: The store that Keras passes to `load_own_variables`.
+
+    Returns:
+        Whether it was.
+    """
+    variables = private_variables(private, mechanism)
+    there = {name: np.asarray(store[name]) for name in variables if name in store.keys()}
+    shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
+    if {name: value.shape for name, value in there.items()} == shapes:
+        for name, variable in variables.items():
+            variable.assign(there[name])
+        return True
+    if any(name.startswith(_PREFIX) for name in store.keys()):
+        warnings.warn(
+            "The private state in this file is of a run with other privacy parameters, another "
+            "model or another `noise_seed`, and is left out: the error starts from 0.",
+            stacklevel=2,
+        )
+    return False
+
+
+def released(store):
+    """Returns the part of a store that is not private, as a dict."""
+    return {name: store[name] for name in store.keys() if not name.startswith(_PREFIX)}
+
+
+def build_optimizer(model):
+    """Builds the optimizer of a built model: it takes what was loaded, and a record to write to."""
+    if model.optimizer.built:
+        rebuilding.build_again(model)
+        return
+    # Keras calls a model built whose `build` left its layers as they are.
+    if all(layer.built for layer in model._flatten_layers()) and model.trainable_variables:
+        with model.distribute_strategy.scope():
+            model.optimizer.build(model.trainable_variables)
+
+
+def continue_sampling(model: keras.Model, sampling: Any) -> bool:
+    """Makes private checkpoints of a model hold its sampler's position, or restores it.
+
+    `fit` calls this before its first batch, after its callbacks loaded what they load. In
+    a loop of your own call it before the first batch, and after loading.
+
+    Args:
+        model: Built Keras model compiled with a private optimizer.
+        sampling: The object whose `dataset` feeds the model. If a private checkpoint was
+            loaded, it takes over the secret entropy, the group assignment and the position
+            stored there, and the next batch is the one that would have followed.
+
+    Returns:
+        Whether the next batch follows on the last step. `False` on a fresh run, without
+        `save_errors=True`, and if the sampling has other parameters than the stored one.
+
+    Raises:
+        PlainGradientsError: If the optimizer is not private.
+
+    Example:
+
+    >>> import dice_tf, keras
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> model.compile(dice_tf.DiceSGDOptimizer(
+    ...     l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8, save_errors=True),
+    ...     loss="mse")
+    >>> sampling = dice_tf.PoissonSampling(num_examples=80, expected_batch_size=8)
+    >>> continue_sampling(model, sampling)  # From the start.
+    False
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if not hasattr(optimizer, "save_errors"):
+        raise PlainGradientsError(
+            "Only a run with a private optimizer has a position in its draws to continue from. "
+            f"Received: optimizer={type(optimizer).__name__}."
+        )
+    if not optimizer.save_errors:
+        return False
+    build_optimizer(model)
+    if not optimizer.built:
+        return False
+    private, identity = optimizer._private, _digest(sampling)
+    steps = int(optimizer.iterations.numpy())
+    stored = private.sampler.numpy().tolist()
+    stored_identity, *words, assignment, position, position_steps, row_order = stored
+    position += steps - position_steps
+    if stored_identity == identity and stored != private.sampler_in_use:
+        private.row_order = row_order or None
+        entropy = sum(word << 32 * i for i, word in enumerate(words))
+        follows = sampling.move_to(entropy, assignment, position)
+    else:
+        here = identity, sampling.assignment, sampling.position
+        follows = (stored_identity, assignment, position) == here
+        if not follows:
+            sampling.start_whole_pass()
+    words = [sampling.entropy >> 32 * i & 0xFFFFFFFF for i in range(_ENTROPY_WORDS)]
+    order = private.row_order or 0
+    _write(private, [identity, *words, sampling.assignment, sampling.position, steps, order])
+    # Without a position, a resumed run draws afresh, and is not the same to the last bit.
+    sampling.watch(lambda: _write(private, [0] * SAMPLER_SIZE))
+    return follows
+
+
+def note_row_order(private, row_order):
+    """Remembers in which order the rows come from now on, also for private files.
+
+    Args:
+        private: `PrivateState` of an optimizer.
+        row_order: `admission.row_order` of the data, `None` if it means nothing.
+    """
+    if row_order is not None:
+        private.row_order = row_order
+        if any(private.sampler_in_use):
+            _write(private, [*private.sampler_in_use[:-1], row_order])
+
+
+def _write(private, values):
+    private.sampler_in_use = values
+    private.sampler.assign(np.asarray(values, dtype=np.int64))
+
+
+def _prefix(mechanism):
+    return f"{_PREFIX}{_digest(mechanism):016x}"
+
+
+def _digest(value):
+    """Returns 63 bits that tell values of different `repr` apart."""
+    return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:8], "little") >> 1

@@ -1,0 +1,38 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What Keras hands out of a private model, for files and copies.
+
+A copy has the private optimizer, and nothing holds the state of metrics: sums of losses and
+counts of right answers over the training data, without noise.
+"""
+
+import keras
+
+from dice_tf.training.private_step import is_private
+
+
+def _get_compile_config(stock):
+    def get_compile_config(self):
+        config, optimizer = stock(self), getattr(self, "optimizer", None)
+        if config and is_private(optimizer):
+            # Keras hands out what `compile` received. Its writer of the .h5 format takes that
+            # away, and then copies train with RMSprop; and optimizers may be assigned later.
+            config["optimizer"] = keras.saving.serialize_keras_object(optimizer)
+        return config
+
+    return get_compile_config
+
+
+def _get_state_tree(stock):
+    def get_state_tree(self, *args, **kwargs):
+        tree = stock(self, *args, **kwargs)
+        if is_private(getattr(self, "optimizer", None)):
+            # `OrbaxCheckpoint` writes all of it. `set_state_tree` does without.
+            tree["metrics_variables"] = {}
+        return tree
+
+    return get_state_tree
+
+
+# Methods of `keras.Model`, and how `dispatch` wraps them.
+WRAPPERS = {"get_compile_config": _get_compile_config, "get_state_tree": _get_state_tree}

@@ -1,0 +1,100 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What rounding does to the gradient of one example, to weigh other differences against.
+
+A ReLU near its kink, or the larger of two near equals, is decided by the last bit. A batch
+of another size sums in another order, so in a deep network some of these decisions differ,
+each with a jump of the gradient. Weights and inputs that are changed by a few last bits show
+how large these jumps are for an example on its own.
+"""
+
+import keras
+import tensorflow as tf
+
+from dice_tf.checks.silenced_draws import silenced, silencers
+from dice_tf.engine import rematerialization
+from dice_tf.engine.loss import call_in_training, per_example_losses
+from dice_tf.engine.overrides import overridden
+
+DRAWS = 12
+# Some last bits, because the rounding of all sums of a network comes together in a batch.
+_SIZES = {"float64": 2.0**-48, "float32": 2.0**-19, "float16": 2.0**-9, "bfloat16": 2.0**-7}
+
+
+def perturbed_gradient(model, x, y):
+    """Returns a function for the gradient of one example with inputs and weights perturbed.
+
+    Args:
+        model: A built and compiled Keras model.
+        x: Inputs of one example, `[1, ...]`.
+        y: Its targets.
+
+    Returns:
+        Function `(x, y, seed) -> gradient`, flat, with `seed` an int32 tensor `[2]`.
+    """
+    dtypes = {layer.compute_dtype for layer in model._flatten_layers()}
+    size = max(_SIZES.get(dtype, 0.0) for dtype in dtypes | {"float32"})
+    variables = model.trainable_variables
+    others = [v for v in model.variables if all(v is not t for t in variables)]
+
+    def gradient(x, y, seed):
+        count = iter(range(2**30))
+
+        def perturb(tensor):
+            if tensor is None or not tensor.dtype.is_floating:
+                return tensor
+            noise = tf.random.stateless_uniform(
+                tf.shape(tensor), seed + [next(count), 0], -size, size, tf.float32
+            )
+            # Whole numbers may be indices.
+            keep = tf.round(tensor) == tensor
+            return tf.where(keep, tensor, tensor * tf.cast(1.0 + noise, tensor.dtype))
+
+        values = [perturb(tf.convert_to_tensor(v.value)) for v in variables]
+        state = [
+            *zip(variables, values),
+            *((v, perturb(tf.convert_to_tensor(v.value))) for v in others),
+        ]
+        x = tf.nest.map_structure(lambda t: t if t is None else perturb(t), x)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(values)
+            with keras.StatelessScope(state):
+                losses = per_example_losses(model, x, y, call_in_training(model, x), None)
+        return flat(tape.gradient(losses, values), variables)
+
+    replaced = [*silencers(), *rematerialization.interceptions()]
+    with overridden(replaced), silenced():
+        seed = tf.zeros([2], tf.int32)
+        return tf.function(gradient, autograph=False).get_concrete_function(x, y, seed)
+
+
+def flat(gradients, variables):
+    """Returns gradients as one float32 vector, with zeros where there is none."""
+    return tf.concat(
+        [
+            tf.zeros([v.shape.num_elements()])
+            if g is None
+            else tf.cast(tf.reshape(tf.convert_to_tensor(g), [-1]), tf.float32)
+            for g, v in zip(gradients, variables, strict=True)
+        ],
+        0,
+    )
+
+
+def norm(vector):
+    """Returns the norm of a flat gradient as a float, also where its square overflows."""
+    largest = tf.reduce_max(tf.abs(vector))
+    return float(largest * tf.norm(tf.math.divide_no_nan(vector, largest)))
+
+
+def distance(first, second):
+    """Returns the distance of two flat gradients: 0 if neither is finite, infinite if one is not.
+
+    Args:
+        first: Float32 vector.
+        second: Float32 vector.
+    """
+    broken = [not tf.reduce_all(tf.math.is_finite(vector)) for vector in (first, second)]
+    if any(broken):
+        return 0.0 if all(broken) else float("inf")
+    return norm(first - second)

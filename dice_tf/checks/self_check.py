@@ -1,0 +1,307 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Compares a gradient engine with plain gradients of single examples, on real data.
+
+A closed form may be wrong, a custom layer or loss may let examples see each other: both
+show when the gradient of an example in a batch differs from its gradient alone, or changes
+with the other examples. A batch of another size rounds otherwise, which a deep network with
+kinks amplifies to several percent, so a difference from alone is weighed against what
+rounding does to the gradient alone (`rounding`). Other examples in a batch of the same size
+change no rounding. Random layers are silenced, because a Dropout mask depends on the batch.
+"""
+
+import functools
+from typing import Any, NamedTuple
+import warnings
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from dice_tf.checks import failures, rounding
+from dice_tf.checks.different_examples import groups_of_different_examples, keys, map_leaves
+from dice_tf.checks.silenced_draws import silenced, silencers
+from dice_tf.engine.loss import call_in_training, compiled_loss, per_example_losses
+from dice_tf.engine.overrides import overridden
+from dice_tf.errors import GradientEngineError, UncheckedGradientsWarning
+
+_WEIGHTS = (1.0, 0.5, 0.25)  # One per example that is compared at a time.
+# Far above rounding (and above TF32 on GPUs), far below what mixing examples does.
+_TOLERANCE = 0.01
+_TOLERANCE_HALF_PRECISION = 0.1
+# Of the same batch but for one example: the others are computed bit by bit as before.
+_TOLERANCE_EXCHANGED = 1e-4
+# A norm that is too large costs accuracy and no privacy.
+_MOST_RAISED = 10
+_REPEATS = 3
+# How far a difference must stand out from what chance or rounding is seen to make.
+_MARGIN = 3.0
+# Squares of smaller norms are 0 in float32, squares of larger ones infinite.
+_SMALLEST, _LARGEST = 1e-15, 1e15
+
+
+class _Comparison(NamedTuple):
+    """A few examples, and the two computations that are compared for them.
+
+    Attributes:
+        model: The model.
+        together: Function `(x, y, weights) -> (norms, weighted sum)` of as many examples.
+        alone: Function `(x, y) -> gradient` of one example.
+        rows: Function from indices to `(x, y)`.
+        group: Indices of the examples.
+        spare: Index of an example to exchange one of them for.
+    """
+
+    model: Any
+    together: Any
+    alone: Any
+    rows: Any
+    group: list
+    spare: int
+
+    def run(self, weights, exchanged=None):
+        """Returns norms and weighted sum, of all or with one position held by the spare."""
+        group = list(self.group)
+        if exchanged is not None:
+            # Its neighbour, if the spare is at this place already.
+            group[exchanged] = (
+                self.spare if self.spare != group[exchanged] else group[exchanged - 1]
+            )
+        norms, total = self.together(*self.rows(group), tf.constant(weights, tf.float32))
+        return norms.numpy(), total
+
+
+def check_against_single_examples(model, engine, x, y, sample_weight=None, jit_compile=False):
+    """Raises if the engine's gradients are not those of the examples on their own.
+
+    Args:
+        model: A built and compiled Keras model.
+        engine: Function `(x, y, sample_weight, clip_weights) -> GradientSums`.
+        x: Inputs of a batch; a few different examples are used.
+        y: Targets of the batch.
+        sample_weight: `None`, or the weights of the batch: examples of weight 0 are not used.
+        jit_compile: Whether the engine is compiled with XLA.
+
+    Returns:
+        Whether that is settled. `False` if this batch has nothing to compare: no example of
+        nonzero weight, or only gradients that are 0 or not finite.
+
+    Raises:
+        GradientEngineError: If norms or weighted sums change with the other examples, differ
+            from those alone by more than rounding explains, are finite in the batch and not
+            alone, or the reverse; or if a few examples, or one, cannot be computed at all.
+    """
+    groups = groups_of_different_examples(x, y, sample_weight, len(_WEIGHTS))
+    if not groups:
+        return False
+    whole = x, y
+    x, y = (map_leaves(lambda t: tf.gather(t, sum(groups, [])), part) for part in whole)
+    count = len(groups[0])
+    if count == 1:
+        # All examples are alike. One that differs keeps it company, for a layer to mix it with.
+        count = 2
+        x, y = (map_leaves(lambda t: tf.stack([t[0], tf.zeros_like(t[0])]), p) for p in (x, y))
+        if len(set(keys(x, count))) < count:
+            return False
+        groups = groups[:1]
+    rows = lambda indices: tuple(map_leaves(lambda t: tf.gather(t, indices), p) for p in (x, y))
+    with overridden(silencers()), silenced() as draws:
+        traced = _trace(model, engine, rows(range(count)), rows([0]), whole, jit_compile)
+    if draws.loud:
+        warnings.warn(
+            f"The gradients of model '{model.name}' were not compared with those of single "
+            f"examples: a layer draws with keras.random.{draws.loud}, whose draws cannot be made "
+            "the same for one example and for several. Make sure that it does not mix examples.",
+            UncheckedGradientsWarning,
+            stacklevel=2,
+        )
+        return True
+    for n in range(len(groups)):
+        group = list(range(n * count, (n + 1) * count))
+        # Somebody of the next group where there is one, else one of the group itself.
+        spare = (n + 1) * count % (len(groups) * count)
+        if _agree(_Comparison(model, *traced, rows, group, spare), whole):
+            return True
+    return False
+
+
+def warn_unchecked(model, batches):
+    """Warns that nothing could be compared.
+
+    Args:
+        model: A Keras model.
+        batches: Int, the number of batches tried.
+    """
+    warnings.warn(
+        f"The gradients of model '{model.name}' could not be compared with those of single "
+        "examples, so it is not known whether a layer or the loss mixes examples: they were 0 or "
+        f"not finite, or there was no example, in all batches tried. Batches tried: {batches}. "
+        "Call `dice_tf.check_gradients(model, batch)` with another one.",
+        UncheckedGradientsWarning,
+        stacklevel=3,
+    )
+
+
+def warn_switched_off(model):
+    """Warns of what nobody looks at when the check is switched off.
+
+    Args:
+        model: A compiled Keras model.
+    """
+    names = [
+        f"layer '{layer.name}' ({type(layer).__name__})"
+        for layer in model._flatten_layers()
+        if not _is_of_keras(layer) or isinstance(layer, keras.layers.Lambda)
+    ]
+    names += [
+        f"loss '{getattr(loss, 'name', getattr(loss, '__name__', loss))}'"
+        for loss in keras.tree.flatten(compiled_loss(model)._user_loss)
+        if callable(loss) and not _is_of_keras(loss)
+    ]
+    warnings.warn(
+        f"self_check=False: nobody checks that examples of model '{model.name}' keep apart, in "
+        f"{', '.join(names) or 'its layers and losses'}. If one sees the others there, epsilon is "
+        "void. `dice_tf.check_gradients(model, batch)` checks once.",
+        UncheckedGradientsWarning,
+        stacklevel=2,
+    )
+
+
+def _is_of_keras(thing):
+    module = getattr(thing, "__module__", None) or type(thing).__module__
+    return module.split(".")[0] in ("keras", "keras_hub")
+
+
+def _trace(model, engine, few, one, whole, jit_compile):
+    """Returns the functions `together` and `alone`, traced once each."""
+    variables = model.trainable_variables
+
+    def together(x, y, weights):
+        clip = lambda norms: (tf.where(tf.math.is_finite(norms), weights, 0.0), None)
+        run = lambda x, y: engine(x, y, None, clip)
+        sums = (tf.function(run, jit_compile=True, autograph=False) if jit_compile else run)(x, y)
+        return sums.norms, rounding.flat(sums.head, variables)
+
+    def alone(x, y):
+        values = [v.value for v in variables]
+        with tf.GradientTape() as tape:
+            losses = per_example_losses(model, x, y, call_in_training(model, x), None)
+        return rounding.flat(tape.gradient(losses, values), variables)
+
+    # Concrete functions, because TensorFlow warns of functions that are traced anew.
+    trace = lambda f, *args: tf.function(f, autograph=False).get_concrete_function(*args)
+    weights = tf.zeros(tf.shape(tf.nest.flatten(few)[0])[:1])
+    return failures.both(
+        model,
+        lambda: trace(together, *few, weights),
+        lambda: trace(alone, *one),
+        few,
+        one,
+        whole,
+    )
+
+
+def _agree(comparison, whole):
+    """Whether the gradients agree; `False` if they decide nothing; raises if they differ."""
+    model, group = comparison.model, comparison.group
+    weights = _WEIGHTS[: len(group) - 1] + (0.0,)
+    (norms, total), gradients = failures.both(
+        model,
+        lambda: comparison.run(weights),
+        lambda: [comparison.alone(*comparison.rows([i])) for i in group],
+        comparison.rows(group),
+        comparison.rows(group[:1]),
+        whole,
+    )
+    expected = np.array([rounding.norm(g) for g in gradients])
+    finite = np.isfinite(norms) & np.isfinite(expected)
+    # How large a gradient may get before its norm is infinite is up to the formula.
+    too_large = ~np.isfinite(norms) & np.isfinite(expected) & (expected > _LARGEST)
+    one_only = (np.isfinite(norms) != np.isfinite(expected)) & ~too_large
+    scale = max(norms[finite].max(initial=0), expected[finite].max(initial=0))
+    if scale < _SMALLEST and not one_only.any():
+        return False
+    tolerance = _tolerance(model) * scale
+    sum_alone = tf.add_n(
+        [w * g for w, g, n in zip(weights, gradients, norms) if w and np.isfinite(n)]
+        or [tf.zeros_like(total)]
+    )
+    differs = np.abs(norms - expected)[finite].max(initial=0) > tolerance
+    if one_only.any() or differs or not rounding.norm(total - sum_alone) <= tolerance:
+        for position in range(len(group)):
+            _refuse_influence(comparison, position, scale)
+        _refuse_beyond_rounding(comparison, gradients, expected, too_large, tolerance)
+        return True
+    _refuse_influence(comparison, len(group) - 1, scale, (norms, total))
+    return True
+
+
+def _refuse_influence(comparison, position, scale, before=None):
+    """Raises if another example at one position changes the gradients of the others."""
+    others = np.arange(len(comparison.group)) != position
+    weights = _WEIGHTS[: len(others)] * others
+    run = lambda exchanged=None: comparison.run(weights, exchanged)
+    before = run() if before is None else before
+    after = run(position)
+    influence = _difference(before, after, others)
+    if influence <= _TOLERANCE_EXCHANGED * scale:
+        return
+    # Unless the same examples give something else each time, too.
+    chance = max(_difference(before, run(), others) for _ in range(_REPEATS))
+    if influence > _MARGIN * chance:
+        _refuse(comparison.model, before[0], "with another companion", after[0])
+    warnings.warn(
+        f"The gradients of model '{comparison.model.name}' change from run to run on the same "
+        "examples, so it is not known whether a layer or the loss mixes examples. Draw random "
+        "numbers with keras.random and a SeedGenerator of the layer.",
+        UncheckedGradientsWarning,
+        stacklevel=3,
+    )
+
+
+def _difference(before, after, rows):
+    """Returns by how much norms of some rows, or their weighted sum, differ."""
+    first, second = before[0][rows], after[0][rows]
+    finite = np.isfinite(first)
+    if (finite != np.isfinite(second)).any():
+        return np.inf
+    return max(np.abs(first - second)[finite].max(initial=0), rounding.norm(before[1] - after[1]))
+
+
+def _refuse_beyond_rounding(comparison, gradients, expected, too_large, tolerance):
+    """Raises unless what rounding does to single examples explains how they differ in a batch."""
+    perturbed = None
+    for i, (index, alone) in enumerate(zip(comparison.group, gradients, strict=True)):
+        if too_large[i]:
+            continue
+        norms, gradient = comparison.run(np.eye(len(gradients))[i])
+        refuse = functools.partial(_refuse, comparison.model, norms, "alone", expected)
+        # Of one and the same gradient. Gram matrices raise norms where positions cancel.
+        raised = norms[i] - rounding.norm(gradient)
+        if np.isfinite(norms[i]) and not -tolerance <= raised <= _MOST_RAISED * tolerance:
+            refuse()
+        if not np.isfinite(norms[i]):
+            gradient = gradient * np.nan
+        difference = rounding.distance(gradient, alone)
+        if difference <= tolerance:
+            continue
+        row = comparison.rows([index])
+        perturbed = perturbed or rounding.perturbed_gradient(comparison.model, *row)
+        draws = (perturbed(*row, tf.constant([i, seed])) for seed in range(rounding.DRAWS))
+        if all(difference > _MARGIN * rounding.distance(draw, alone) for draw in draws):
+            refuse()
+
+
+def _refuse(model, norms, when, others):
+    raise GradientEngineError(
+        f"The gradients of {len(norms)} examples of model '{model.name}' depend on the other "
+        f"examples of their batch: norms in the batch {norms.tolist()}, {when} {others.tolist()}. "
+        "A layer or a loss mixes examples (look for reductions over axis 0; one that has nothing "
+        "to reduce for a single example gives nan or inf alone), or a rule registered for a layer "
+        "is wrong."
+    )
+
+
+def _tolerance(model):
+    dtypes = {layer.compute_dtype for layer in model._flatten_layers()}
+    return _TOLERANCE if dtypes <= {"float32", "float64", None} else _TOLERANCE_HALF_PRECISION

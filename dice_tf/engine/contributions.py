@@ -1,0 +1,358 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+r"""What one layer call contributes to the per-example gradients of one variable.
+
+A contribution describes all \(g_i\) of a batch without writing them down, and answers
+two questions: what are \(\lVert g_i \rVert^2\), and what is \(\sum_i w_i g_i\)? A
+variable that is used several times has several contributions, whose sum is its gradient.
+"""
+
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from dice_tf.engine import gram
+from dice_tf.errors import GradientEngineError
+from dice_tf.mechanism import rounding
+
+# Relative to squares of float32 numbers that cancel.
+_ROUNDING = 2.0**-23
+# Per-example gradients of one variable are written down only below this many bytes.
+_MATERIALISED_BYTES = 256 * 2**20
+_ASSUMED_BATCH = 256
+_ASSUMED_POSITIONS = 128
+# One entry of a materialised gradient costs, to write and to read twice, about as
+# much as this many multiplications (measured on two CPU cores).
+_ENTRY_COST = 24
+_COMPILED_ENTRY_COST = 52
+# A second product for some examples only pays where it costs this much more, per example
+# and position, than picking out their inputs and cotangents.
+_ROWS_WORTH_PICKING = 64
+
+
+class PerExample:
+    r"""Per-example gradients written down: \(g_i\) is row i of a tensor.
+
+    Args:
+        gradients: `[batch, *variable.shape]`.
+
+    Example:
+
+    >>> contribution = PerExample(tf.constant([[3.0, 4.0], [1.0, 0.0]]))
+    >>> contribution.squared_norms().numpy().tolist()
+    [25.0, 1.0]
+    >>> [s.numpy().tolist() for s in contribution.weighted_sums([tf.constant([1.0, 2.0])])]
+    [[5.0, 4.0]]
+    """
+
+    def __init__(self, gradients: Any) -> None:
+        self.gradients = tf.cast(gradients, tf.float32)
+
+    def squared_norms(self):
+        """Returns float32 `[batch]`, the squared norm of every row."""
+        return rounding.sums_of_squares(_flat_rows(self.gradients))
+
+    def weighted_sums(self, weights):
+        """Returns one weighted sum of rows per entry of `weights`, in the variable's layout."""
+        sums = tf.matmul(tf.stack(weights), _flat_rows(self.gradients))
+        shape = self.gradients.shape[1:]
+        return [tf.reshape(s, shape) for s in tf.unstack(sums, num=len(weights))]
+
+    def without(self, broken):
+        """Returns the same contribution with the rows of `broken` examples set to 0."""
+        return PerExample(_clear(self.gradients, broken))
+
+    def materialised(self):
+        """Returns the gradients, `[batch, *variable.shape]`."""
+        return self.gradients
+
+
+class OuterProduct:
+    r"""A product of inputs and cotangents summed over positions: \(g_i = A_i^\top D_i\).
+
+    Args:
+        inputs: \(A\), `[batch, positions, k]` or, for weights that act on groups
+            independently, `[batch, groups, positions, k]`. With `transposed`, the last
+            two axes change places.
+        cotangents: \(D\), `[batch, positions, f]` or `[batch, groups, positions, f]`.
+        shape: Shape of the variable.
+        layout: How a `[k, f]` or `[groups, k, f]` product becomes the variable, if a
+            reshape to `shape` is not enough: a pair of tuples, the shape to give the
+            product and the permutation of its axes after that.
+        transposed: Whether `inputs` has positions last.
+
+    Example: a dense kernel, with one position per example.
+
+    >>> inputs, cotangents = tf.constant([[[1.0, 2.0]]]), tf.constant([[[3.0]]])
+    >>> OuterProduct(inputs, cotangents, shape=(2, 1)).squared_norms().numpy().tolist()
+    [45.0]
+    """
+
+    def __init__(
+        self,
+        inputs: Any,
+        cotangents: Any,
+        *,
+        shape: Any,
+        layout: Any = None,
+        transposed: bool = False,
+    ) -> None:
+        self.inputs = tf.cast(inputs, tf.float32)
+        self.cotangents = tf.cast(cotangents, tf.float32)
+        self.shape = tuple(shape)
+        self.layout = layout
+        self.transposed = transposed
+
+    @property
+    def grouped(self):
+        """Whether there is an axis of independent groups."""
+        return self.inputs.shape.rank == 4
+
+    @property
+    def positions(self):
+        """Static number of positions, or `None`."""
+        return self.cotangents.shape[-2]
+
+    def upright(self):
+        """Returns the inputs with positions before features."""
+        return tf.linalg.matrix_transpose(self.inputs) if self.transposed else self.inputs
+
+    def entries(self):
+        """Number of entries of one per-example gradient."""
+        return math.prod(self.shape)
+
+    def to_variable(self, total):
+        """Brings a `[groups, k, f]` or `[k, f]` tensor to the variable's shape."""
+        if self.layout is not None:
+            dims, order = self.layout
+            total = tf.transpose(tf.reshape(total, dims), order)
+        return tf.reshape(total, self.shape)
+
+    def prefers_gram(self, batch):
+        """Whether Gram matrices are cheaper, or the only way within the memory cap.
+
+        Writing gradients down costs one product and two readings, and spares the two
+        products of the weighted sums; Gram matrices cost `positions**2 (k + f)`.
+        """
+        groups = self.inputs.shape[1] if self.grouped else 1
+        positions = self.positions or _ASSUMED_POSITIONS
+        k, f = self.sizes()
+        if 4 * (batch or _ASSUMED_BATCH) * self.entries() > _MATERIALISED_BYTES:
+            return True
+        if 4 * (batch or _ASSUMED_BATCH) * groups * positions**2 > _MATERIALISED_BYTES:
+            return False
+        if not self.grouped and gram.worth_compiling(self.positions, k, f):
+            return positions**2 * (k + f) < _COMPILED_ENTRY_COST * k * f
+        return positions**2 * (k + f) + positions * k * f < _ENTRY_COST * k * f
+
+    def sizes(self):
+        """Returns the two sizes of the product, `(k, f)`."""
+        k = self.inputs.shape[-2 if self.transposed else -1]
+        return k, self.cotangents.shape[-1]
+
+    def squared_norms(self):
+        r"""Returns \(\sum_{s,t} (A_i A_i^\top)_{st} (D_i D_i^\top)_{st}\), float32 `[batch]`."""
+        if self.positions == 1:
+            inputs = gram.factor_squares(self.upright()[..., 0, :])
+            products = inputs * gram.factor_squares(self.cotangents[..., 0, :])
+            return rounding.total(products) if self.grouped else products
+        return gram.squared_norms(self.inputs, self.cotangents, transposed=self.transposed)
+
+    def weighted_sums(self, weights):
+        """Returns one weighted sum of per-example gradients per entry of `weights`."""
+        inputs = self.upright()
+        trailing = [1] * (self.cotangents.shape.rank - 1)
+        scaled = [self.cotangents * tf.reshape(w, [-1, *trailing]) for w in weights]
+        scaled = tf.concat(scaled, -1) if len(weights) > 1 else scaled[0]
+        if self.grouped:
+            sums = tf.einsum("bgtk,bgtf->gkf", inputs, scaled)
+        else:
+            k, f = self.sizes()
+            inputs = tf.reshape(inputs, [-1, k])
+            sums = tf.matmul(inputs, tf.reshape(scaled, [-1, f * len(weights)]), transpose_a=True)
+        return [self.to_variable(s) for s in tf.split(sums, len(weights), axis=-1)]
+
+    def head_and_residual(self, head, split):
+        """Returns both weighted sums, the second one from the rows that the first lacks.
+
+        Args:
+            head: Float32 `[batch]`, weights of the first sum.
+            split: `ResidualRows`, the weights of the second.
+        """
+        (first,) = self.weighted_sums([head])
+
+        def with_picked():
+            picked = OuterProduct(
+                tf.gather(self.inputs, split.rows),
+                tf.gather(self.cotangents, split.rows),
+                shape=self.shape,
+                layout=self.layout,
+                transposed=self.transposed,
+            )
+            (rest,) = picked.weighted_sums([split.weights])
+            return split.multiple * first + rest
+
+        none_left = tf.equal(tf.size(split.rows), 0)
+        return [first, tf.cond(none_left, lambda: split.multiple * first, with_picked)]
+
+    def prefers_rows(self):
+        """Whether `head_and_residual` is cheaper than two weighted sums."""
+        k, f = self.sizes()
+        return k * f >= _ROWS_WORTH_PICKING * (k + f)
+
+    def without(self, broken):
+        """Returns the same contribution with the rows of `broken` examples set to 0."""
+        return OuterProduct(
+            _clear(self.inputs, broken),
+            _clear(self.cotangents, broken),
+            shape=self.shape,
+            layout=self.layout,
+            transposed=self.transposed,
+        )
+
+    def products(self):
+        """Returns the per-example products, `[batch, k, f]` or `[batch, groups, k, f]`."""
+        return tf.matmul(self.inputs, self.cotangents, transpose_a=not self.transposed)
+
+    def turned(self):
+        """Returns the product with the factors exchanged: its gradients are transposed."""
+        return OuterProduct(self.cotangents, self.upright(), shape=self.shape)
+
+    def materialised(self):
+        """Returns the gradients, `[batch, *variable.shape]`."""
+        gradients = self.products()
+        if self.layout is not None:
+            dims, order = self.layout
+            gradients = tf.reshape(gradients, [-1, *dims])
+            gradients = tf.transpose(gradients, [0, *(axis + 1 for axis in order)])
+        return tf.reshape(gradients, [-1, *self.shape])
+
+
+class WrittenDownProduct(PerExample):
+    """The per-example products of an `OuterProduct`, in the layout of the product."""
+
+    def __init__(self, product, gradients=None):
+        k, f = product.sizes()
+        # The smaller factor is better the left one, which has to be transposed.
+        self._turned = k > f and not product.transposed
+        if gradients is None:
+            gradients = (product.turned() if self._turned else product).products()
+        super().__init__(gradients)
+        self._product = product
+
+    def weighted_sums(self, weights):
+        """Returns one weighted sum of rows per entry of `weights`, in the variable's layout."""
+        sums = super().weighted_sums(weights)
+        if self._turned:
+            sums = [tf.linalg.matrix_transpose(s) for s in sums]
+        return [self._product.to_variable(s) for s in sums]
+
+    def without(self, broken):
+        """Returns the same contribution with the rows of `broken` examples set to 0."""
+        return WrittenDownProduct(self._product, _clear(self.gradients, broken))
+
+
+class Rows:
+    r"""Cotangents of looked-up rows: row `ids[i, t]` of \(g_i\) gets `cotangents[i, t]`.
+
+    Ids may repeat. No `[batch, rows, dim]` tensor is made.
+
+    Args:
+        ids: Integer `[batch, positions]`, 0 for the first row; negative ones name none.
+        cotangents: `[batch, positions, dim]`.
+        shape: Shape of the variable, `(rows, dim)`.
+
+    Example:
+
+    >>> twice = Rows(tf.constant([[1, 1]]), tf.constant([[[3.0], [4.0]]]), shape=(2, 1))
+    >>> twice.squared_norms().numpy().round(3).tolist()
+    [49.0]
+    """
+
+    def __init__(self, ids: Any, cotangents: Any, *, shape: Any) -> None:
+        self.ids = ids
+        self.cotangents = tf.cast(cotangents, tf.float32)
+        self.shape = tuple(shape)
+
+    def inside(self):
+        """Returns bool `[batch, positions]`, whether an id is one of a row of the table."""
+        return (self.ids >= 0) & (self.ids < tf.cast(self.shape[0], self.ids.dtype))
+
+    def squared_norms(self):
+        """Returns float32 `[batch]`, squared norms with repeated ids added up first.
+
+        By sorting: a Gram matrix takes as long, and loses digits where cotangents cancel.
+        Large ones that cancel still count a little, as in `gram.safe_total`: in a sum they
+        round other examples away. A row that is the sum of m cotangents is off by at most
+        m - 1 rounding units times the sum of their norms, by which the norm is raised.
+        """
+        positions, dim = self.ids.shape[1], self.shape[1]
+        shape = tf.unstack(tf.shape(self.ids))
+        if positions is not None:
+            shape[1] = positions
+        order = tf.argsort(self.ids, axis=1)
+        ids = tf.gather(self.ids, order, batch_dims=1)
+        cotangents = tf.gather(self.cotangents, order, batch_dims=1)
+        first = tf.concat([tf.zeros_like(ids[:, :1]), ids[:, 1:] - ids[:, :-1]], 1)
+        slots = tf.cumsum(tf.cast(first != 0, tf.int32), axis=1)
+        slots += tf.range(shape[0])[:, None] * shape[1]
+        by_row = lambda values, size: tf.reshape(
+            tf.math.unsorted_segment_sum(
+                tf.reshape(values, [-1, size]), tf.reshape(slots, [-1]), shape[0] * shape[1]
+            ),
+            [shape[0], shape[1] * size],
+        )
+        each = rounding.sums_of_squares(cotangents)
+        added = by_row(tf.ones_like(each), 1)
+        lost = rounding.margin(tf.maximum(added - 1, 0)) * by_row(tf.sqrt(each), 1)
+        squares = rounding.sums_of_squares(by_row(cotangents, dim))
+        squares = _squared_sum(squares, rounding.sums_of_squares(lost))
+        return squares + _ROUNDING * rounding.total(each)
+
+    def weighted_sums(self, weights):
+        """Returns one weighted sum of per-example gradients per entry of `weights`."""
+        ids = tf.reshape(self.ids, [-1])
+        scaled = [
+            tf.reshape(self.cotangents * w[:, None, None], [-1, self.shape[1]]) for w in weights
+        ]
+        return [tf.math.unsorted_segment_sum(s, ids, self.shape[0]) for s in scaled]
+
+    def without(self, broken):
+        """Returns the same contribution with the rows of `broken` examples set to 0."""
+        return Rows(self.ids, _clear(self.cotangents, broken), shape=self.shape)
+
+    def materialised(self):
+        """Returns the gradients, `[batch, rows, dim]`; refused where that is large."""
+        if 4 * _ASSUMED_BATCH * math.prod(self.shape) > _MATERIALISED_BYTES:
+            raise GradientEngineError(
+                f"An embedding of shape {self.shape} is also used in a way that has no closed "
+                "form, so its per-example gradients would have to be written down, which takes "
+                "too much memory. Use the weight only through Embedding or ReversibleEmbedding, "
+                "or register a rule (dice_tf.register_rule)."
+            )
+        batch, rows = tf.shape(self.ids)[0], self.shape[0]
+        slots = tf.cast(self.ids, tf.int32) + tf.range(batch)[:, None] * rows
+        slots = tf.where(self.inside(), slots, -1)
+        flat = tf.math.unsorted_segment_sum(
+            tf.reshape(self.cotangents, [-1, self.shape[1]]),
+            tf.reshape(slots, [-1]),
+            batch * rows,
+        )
+        return tf.reshape(flat, [-1, *self.shape])
+
+
+def _squared_sum(squares, other):
+    """Returns the squared sum of two norms that are given as squares."""
+    return squares + 2 * tf.sqrt(squares) * tf.sqrt(other) + other
+
+
+def _flat_rows(tensor):
+    if tensor.shape.rank == 2:
+        return tensor
+    return tf.reshape(tensor, [-1, math.prod(tensor.shape[1:])])
+
+
+def _clear(tensor, broken):
+    broken = tf.reshape(broken, [-1] + [1] * (tensor.shape.rank - 1))
+    return tf.where(broken, tf.zeros_like(tensor), tensor)

@@ -1,0 +1,192 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+r"""The fast gradient engine: layer by layer, without per-example copies of weights.
+
+One forward pass records what every layer saw; one backward pass gives the cotangents of
+what every layer returned. For most layers a per-example gradient is a product of the
+two, so its norm and the weighted sums of all of them follow without writing any of them
+down ("ghost norms" and "book-keeping"). Layers without a closed form are differentiated
+one by one under `tf.vectorized_map`. What no layer call accounts for is refused.
+"""
+
+import tensorflow as tf
+
+from dice_tf.engine import local_gradients
+from dice_tf.engine.contributions import OuterProduct
+from dice_tf.engine.gradient_sums import GradientSums
+from dice_tf.engine.loss import call_in_training, per_example_losses
+from dice_tf.engine.lost_gradients import refuse_lost
+from dice_tf.engine.merging import merged
+from dice_tf.engine.recording import Recorder
+from dice_tf.engine.residual_rows import residual_rows
+from dice_tf.errors import GradientEngineError
+from dice_tf.mechanism import rounding
+
+# Norms below the smallest threshold. What squares may have lost to underflow is counted, so
+# that without this padding would have a norm, too.
+_NOTHING = 5e-13
+
+
+@tf.autograph.experimental.do_not_convert
+def weighted_gradient_sums(model, x, y, sample_weight, clip_weights):
+    r"""Returns \(\sum_i a_i g_i\) and \(\sum_i b_i g_i\) over the examples of a batch.
+
+    Args:
+        model: A compiled Keras model.
+        x: Inputs, `[batch, ...]`.
+        y: Targets, `[batch, ...]`.
+        sample_weight: `None` or `[batch, ...]`.
+        clip_weights: Function from norms, float32 `[batch]`, to the weights \(a\) and
+            \(b\) (or `None`), float32 `[batch]`, 0 where a norm is not finite.
+
+    Returns:
+        A `GradientSums`. Sums are `None` for variables that the loss does not reach.
+
+    Raises:
+        GradientEngineError: If a trainable weight is used where no layer call accounts
+            for it, or none is seen, a layer is called without the batch axis at the top of
+            the model, or a layer cannot be recomputed for one example.
+        LossError: If the loss has no value per example.
+
+    Source: Zhang et al., ICLR 2024, Alg. 1 line 5. Norms from Gram matrices: Goodfellow,
+    2015 (arXiv 1510.01799); sums from recorded inputs and cotangents: Bu et al., 2023
+    (arXiv 2210.00038).
+    """
+    if not all(layer.built for layer in model._flatten_layers()):
+        call_in_training(model, x)
+    first = tf.nest.flatten(x)[0]
+    static_batch, batch = first.shape[0], tf.shape(first)[0]
+    x = tf.nest.map_structure(_with_unknown_batch, x)
+    marker = tf.nest.flatten(x)[0].shape[0]
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        with Recorder(model, tape, marker, x) as recorder:
+            y_pred = call_in_training(model, x)
+            losses = per_example_losses(model, x, y, y_pred, sample_weight)
+        total = tf.reduce_sum(losses)
+    calls = recorder.finished_calls()
+    _pull_back(tape, total, calls)
+    calls = [call for call in calls if call.cotangents is not None]
+    contributions = _by_variable(calls, marker)
+    refuse_lost(model, x, y, found=set(contributions))
+    squares, parts = [tf.zeros([batch])], {}
+    with tf.control_dependencies(_batch_axis_checks(calls, batch)):
+        for key, (_, listed) in contributions.items():
+            of_variable, parts[key] = merged(listed, static_batch)
+            # XLA drops assertions, but there this fails if the batch axis is another.
+            squares.append(tf.reshape(of_variable, [batch]))
+    squares = rounding.add_up(squares)
+    norms = tf.sqrt(tf.where(squares < _NOTHING**2, tf.zeros_like(squares), squares))
+    weights = [w for w in clip_weights(norms) if w is not None]
+    sums = _weighted_sums(parts, weights, norms)
+    in_order = lambda r: [sums[r].get(id(v._value)) for v in model.trainable_variables]
+    return GradientSums(
+        head=in_order(0),
+        residual=in_order(1) if len(weights) > 1 else None,
+        losses=losses,
+        y_pred=y_pred,
+        norms=norms,
+    )
+
+
+def _with_unknown_batch(tensor):
+    """Hides the batch size in graphs: a leading axis that is known is then no batch axis."""
+    tensor = tf.convert_to_tensor(tensor)
+    if tf.executing_eagerly() or tensor.shape.rank in (None, 0):
+        return tensor
+    return tf.compat.v1.placeholder_with_default(tensor, [None, *tensor.shape[1:]])
+
+
+def _pull_back(tape, total, calls):
+    """Fills in the cotangents of all calls with one backward pass."""
+    watched = [tensor for call in calls for tensor in call.watched]
+    gradients = iter(tape.gradient(total, watched))
+    for call in calls:
+        cotangents = [next(gradients) for _ in call.watched]
+        if all(c is None for c in cotangents):
+            continue
+        call.cotangents = [
+            tf.zeros_like(t) if c is None else tf.ensure_shape(tf.convert_to_tensor(c), t.shape)
+            for c, t in zip(cotangents, call.watched, strict=True)
+        ]
+
+
+def _by_variable(calls, batch):
+    """Returns `{id: (variable, contributions)}` over all uses of every variable."""
+    found = {}
+    for call in calls:
+        if call.rule is None:
+            pairs = local_gradients.contributions(call, batch)
+        else:
+            if len(call.cotangents) == 1:
+                call.cotangents = call.cotangents[0]
+            pairs = call.rule.contributions(call.layer, call)
+            _refuse_incomplete(call, pairs)
+        wanted = {id(v._value) for v in call.variables}
+        for variable, contribution in pairs:
+            key = id(variable._value)
+            if key in wanted:
+                found.setdefault(key, (variable, []))[1].append(contribution)
+    return found
+
+
+def _refuse_incomplete(call, pairs):
+    covered = {id(variable._value) for variable, _ in pairs}
+    missing = [v.path for v in call.variables if id(v._value) not in covered]
+    if missing:
+        raise GradientEngineError(
+            f"The rule for layer '{call.path}' ({type(call.layer).__name__}) returned no "
+            f"contribution for its trainable weights {missing}. A rule must cover every weight "
+            "of its layer: extend it, or let its `supports` argument return False for this case."
+        )
+
+
+def _batch_axis_checks(calls, batch):
+    """Assertions that every layer saw examples, and nothing else, on its first axis."""
+    if not calls:
+        return []
+    sizes = tf.stack([tf.shape(call.watched[0])[0] for call in calls])
+    check = tf.debugging.Assert(
+        tf.reduce_all(sizes == batch),
+        [
+            "Layers must be called with the batch axis first. Sizes of the first axis were",
+            sizes,
+            "for a batch of",
+            batch,
+            f"in layers {[call.path for call in calls]}. Keep the batch axis separate from other "
+            "axes, or set gradient_engine='vectorized'.",
+        ],
+        summarize=len(calls),
+    )
+    return [] if check is None else [check]
+
+
+def _weighted_sums(parts, weights, norms):
+    """Returns one `{id: sum}` per entry of `weights`."""
+    keys = list(parts)
+    split = residual_rows(*weights, norms) if len(weights) == 2 else None
+
+    def sums_of(part):
+        if split is not None and isinstance(part, OuterProduct) and part.prefers_rows():
+            return part.head_and_residual(weights[0], split)
+        return part.weighted_sums(weights)
+
+    def flat_sums(clean):
+        sums = []
+        for key in keys:
+            each = [sums_of(clean(part)) for part in parts[key]]
+            sums += [tf.add_n(s) if len(s) > 1 else s[0] for s in zip(*each, strict=True)]
+        return sums
+
+    finite = tf.math.is_finite(norms)
+    # A broken example has weight 0, but 0 * inf is NaN. Clearing its rows costs a copy of
+    # everything, so that is done only in batches that need it.
+    flat = (
+        tf.cond(
+            tf.reduce_all(finite),
+            lambda: flat_sums(lambda part: part),
+            lambda: flat_sums(lambda part: part.without(~finite)),
+        )
+        if keys
+        else []
+    )
+    return [dict(zip(keys, flat[r :: len(weights)], strict=True)) for r in range(len(weights))]

@@ -1,0 +1,198 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Reference gradient engine: the whole model under `tf.vectorized_map`.
+
+One gradient per clipped unit (an example, or a microbatch), materialised as a
+`[units, parameters]` matrix: simple enough to be checked by reading, exact for any
+model whose layers `tf.vectorized_map` can convert, and costly in memory.
+"""
+
+import keras
+import tensorflow as tf
+
+from dice_tf.engine import rematerialization
+from dice_tf.engine.gradient_sums import GradientSums
+from dice_tf.engine.loss import call_in_training, per_example_losses
+from dice_tf.engine.lost_gradients import refuse_lost
+from dice_tf.engine.overrides import overridden
+from dice_tf.errors import GradientEngineError
+from dice_tf.mechanism import rounding
+
+
+def weighted_gradient_sums(model, x, y, sample_weight, clip_weights, microbatch_size=1):
+    r"""Returns \(\sum_i a_i g_i\) and \(\sum_i b_i g_i\) over the units of a batch.
+
+    A unit is one example, or `microbatch_size` consecutive ones, whose mean gradient
+    \(g_i\) is then weighted as a whole (TF-Privacy's microbatches). A short last unit
+    is filled up with examples of weight 0.
+
+    Args:
+        model: A built and compiled Keras model.
+        x: Inputs, `[batch, ...]`.
+        y: Targets, `[batch, ...]`.
+        sample_weight: `None` or `[batch, ...]`.
+        clip_weights: Function from norms, float32 `[units]`, to the weights \(a\) and
+            \(b\) (or `None`), float32 `[units]`.
+        microbatch_size: Number of examples per unit.
+
+    Returns:
+        A `GradientSums`.
+
+    Raises:
+        GradientEngineError: If `tf.vectorized_map` cannot convert an operation of the
+            model, or is known to be unsafe for it, or if a weight that the loss depends on
+            has no gradient.
+
+    Source: Zhang et al., ICLR 2024, Alg. 1 line 5; microbatches as in McMahan et al.,
+    2018 (arXiv 1812.06210).
+    """
+    _refuse_unsafe_layers(model)
+    variables = model.trainable_variables
+    seed_states = _seed_states(model)
+    batch = tf.shape(tf.nest.flatten(x)[0])[0]
+    if sample_weight is None:
+        sample_weight = tf.ones([batch])
+    whole = x, y
+    units, (x, y, sample_weight) = _group((x, y, sample_weight), batch, microbatch_size)
+    values = [tf.convert_to_tensor(v.value) for v in variables]
+    connected = []
+    structure = []
+
+    def gradient_of_unit(inputs):
+        (unit_x, unit_y, unit_weight), unit_seeds = inputs
+        seeds = zip(seed_states, unit_seeds, strict=True)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(values)
+            with keras.StatelessScope([*zip(variables, values, strict=True), *seeds]):
+                y_pred = call_in_training(model, unit_x)
+                losses = per_example_losses(model, unit_x, unit_y, y_pred, unit_weight)
+            loss = tf.reduce_sum(losses) / microbatch_size
+        gradients = tape.gradient(loss, values)
+        connected[:] = [g is not None for g in gradients]
+        if not any(connected):
+            refuse_lost(model, *whole, found=set())
+            raise GradientEngineError(
+                f"The loss of model '{model.name}' depends on none of its trainable variables."
+            )
+        structure[:] = [y_pred]
+        flat = [
+            tf.cast(tf.reshape(tf.convert_to_tensor(g), [-1]), tf.float32)
+            for g in gradients
+            if g is not None
+        ]
+        return tf.concat(flat, 0), losses, tf.nest.flatten(y_pred)
+
+    inputs = ((x, y, sample_weight), [_seeds_of_units(state, units) for state in seed_states])
+    try:
+        with overridden(rematerialization.interceptions()):
+            gradients, losses, outputs = tf.vectorized_map(
+                gradient_of_unit,
+                inputs,
+                # Only random draws with a seed per unit need the loop; every other operation
+                # that cannot be vectorized would be slow beyond use, so it is refused.
+                fallback_to_while_loop=bool(seed_states),
+            )
+    except (ValueError, NotImplementedError) as error:
+        if "No pfor vectorization" not in str(error) and "pfor" not in str(error):
+            raise
+        raise GradientEngineError(
+            f"Model '{model.name}' has an operation that tf.vectorized_map cannot convert, so "
+            "gradient_engine='vectorized' cannot be used for it. Use "
+            f"gradient_engine='layerwise'. TensorFlow says: {error}"
+        ) from error
+    refuse_lost(
+        model, *whole, {id(v._value) for v, c in zip(variables, connected, strict=True) if c}
+    )
+    _advance(seed_states)
+    return _weigh(
+        gradients, losses, outputs, connected, structure[0], variables, batch, clip_weights
+    )
+
+
+def _weigh(gradients, losses, outputs, connected, structure, variables, batch, clip_weights):
+    norms = tf.sqrt(rounding.sums_of_squares(gradients))
+    head_weights, residual_weights = clip_weights(norms)
+    # 0 * inf is NaN: rows of weight 0 must be cleared before the product.
+    gradients = tf.where(tf.math.is_finite(norms)[:, None], gradients, 0.0)
+
+    def weighted_sum(weights):
+        flat = tf.linalg.matvec(gradients, weights, transpose_a=True)
+        used = [v for v, c in zip(variables, connected, strict=True) if c]
+        parts = iter(tf.split(flat, [v.shape.num_elements() for v in used]))
+        return [
+            tf.reshape(next(parts), v.shape) if c else None
+            for v, c in zip(variables, connected, strict=True)
+        ]
+
+    merge = lambda t: tf.reshape(t, tf.concat([[-1], tf.shape(t)[2:]], 0))[:batch]
+    return GradientSums(
+        head=weighted_sum(head_weights),
+        residual=None if residual_weights is None else weighted_sum(residual_weights),
+        losses=merge(losses),
+        y_pred=tf.nest.pack_sequence_as(structure, [merge(t) for t in outputs]),
+        norms=norms,
+    )
+
+
+def _group(tensors, batch, size):
+    """Reshapes `[batch, ...]` tensors to `[units, size, ...]`, filled up with weight 0."""
+    x, y, sample_weight = tensors
+    units = (batch + size - 1) // size
+    rows = tf.minimum(tf.range(units * size), tf.maximum(batch - 1, 0))
+    real = tf.cast(tf.range(units * size) < batch, tf.float32)
+
+    def group(tensor):
+        tensor = tf.convert_to_tensor(tensor)
+        if size > 1:
+            tensor = tf.gather(tensor, rows)
+        return tf.reshape(tensor, tf.concat([[units, size], tf.shape(tensor)[1:]], 0))
+
+    def group_weight(weight):
+        grouped = tf.cast(group(weight), tf.float32)
+        shape = [units, size] + [1] * (grouped.shape.rank - 2)
+        return grouped * tf.reshape(real, shape)
+
+    shaped = lambda t, g: tf.ensure_shape(g, [None, size, *tf.convert_to_tensor(t).shape[1:]])
+    return units, (
+        tf.nest.map_structure(lambda t: shaped(t, group(t)), x),
+        tf.nest.map_structure(lambda t: shaped(t, group(t)), y),
+        tf.nest.map_structure(lambda t: shaped(t, group_weight(t)), sample_weight),
+    )
+
+
+def _seed_states(model):
+    states = {}
+    for layer in model._flatten_layers():
+        for generator in getattr(layer, "_seed_generators", ()):
+            states[id(generator.state)] = generator.state
+    return list(states.values())
+
+
+def _seeds_of_units(state, units):
+    # One seed for all units would give every example the same Dropout mask.
+    seeds = tf.random.stateless_uniform(
+        [units, 2], tf.cast(state.value, tf.int32), minval=0, maxval=2**31 - 1, dtype=tf.int32
+    )
+    return tf.cast(seeds, state.value.dtype)
+
+
+def _advance(seed_states):
+    for state in seed_states:
+        state.assign(state + tf.constant([0, 1], state.dtype))
+
+
+def _refuse_unsafe_layers(model):
+    attention = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+    for layer in model._flatten_layers():
+        if isinstance(layer, attention) and not model.jit_compile:
+            raise GradientEngineError(
+                f"Layer '{layer.path}' ({type(layer).__name__}) under tf.vectorized_map without "
+                "XLA corrupts memory in TensorFlow's oneDNN kernels. Use "
+                "gradient_engine='layerwise' or compile the model with jit_compile=True."
+            )
+        if isinstance(layer, keras.layers.RNN) and not layer.unroll:
+            raise GradientEngineError(
+                f"Layer '{layer.path}' ({type(layer).__name__}) loops over time steps, and "
+                "tf.vectorized_map cannot convert the gradient of that loop. Use "
+                "gradient_engine='layerwise', or build the layer with unroll=True."
+            )

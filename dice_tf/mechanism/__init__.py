@@ -1,0 +1,7 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The algorithm: its parameters, clipping, error feedback and noise, as functions on tensors."""
+
+from dice_tf.mechanism.parameters import DiceMechanism
+
+__all__ = ["DiceMechanism"]

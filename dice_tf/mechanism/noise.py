@@ -1,0 +1,207 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Gaussian noise: the same on every replica, reproducible only from a secret key.
+
+Draws are stateless functions of (key, step, variable index). Replicas and workers
+that hold the same key draw the same noise without communicating, and a run that
+resumes with its key continues exactly.
+
+The random bits are those of Threefry, a block cipher of few rounds applied to a counter,
+because it is made of operations that XLA fuses with the transform to one loop: less than
+half the time of TensorFlow's own normal draws on a CPU (`benchmarks/noise.py`). So these
+functions are compiled with XLA even where the model is not.
+"""
+
+import functools
+import math
+import os
+import platform
+import secrets
+
+import numpy as np
+import tensorflow as tf
+
+from dice_tf.checks.arguments import check_integer
+
+_KEY_BITS = 64
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = 0x1BD11BDA
+# sin(pi s) = s P(s^2) on [-1/2, 1/2], to 7e-9: interpolated at the Chebyshev nodes of s^2.
+_SINE = (0.07765591226793352, -0.5982904112804092, 2.550077386528565, -5.167710076668303,
+         3.1415926400772025)  # fmt: skip
+# Entries from which a variable has a compiled draw of its own.
+_LARGE = 2**16
+# How many forks lead from the first process to this one.
+_forks = 0
+
+
+def _count_fork():
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):  # Not on Windows, which has no forks.
+    # It does no more, because another thread may have held a lock of TensorFlow's.
+    os.register_at_fork(after_in_child=_count_fork)
+
+
+class NoiseKey:
+    """A 64-bit key for stateless noise draws, kept out of everything that is saved.
+
+    A plain Python object on purpose: Keras and `tf.train.Checkpoint` track variables,
+    lists and layers that are set as attributes, and would write the key to disk.
+
+    Two objects that held the same key would draw the same noise on other data, and the
+    difference of their releases would be free of it. So a copy, what comes out of a
+    pickle, and a process that was forked have keys of their own, unless a seed decides.
+    (A pickle holds no seed either.)
+
+    Args:
+        seed: Int, or `None` for 64 unpredictable bits from the operating system. A
+            seed makes runs reproducible and the noise predictable to whoever knows it.
+    """
+
+    def __init__(self, seed=None):
+        self.seed = None if seed is None else check_integer("noise_seed", seed, minimum=0)
+        bits = secrets.randbits(_KEY_BITS) if seed is None else self.seed % 2**_KEY_BITS
+        self._forks = _forks
+        with tf.init_scope():
+            self._variable = tf.Variable(_halves(bits), trainable=False, name="noise_key")
+
+    @property
+    def variable(self):
+        """The int32 variable of shape `[2]` that holds the key of this process."""
+        self.renew_after_fork()
+        return self._variable
+
+    def renew_after_fork(self):
+        """Takes a fresh key if this process was forked since; for what is compiled already."""
+        if self._forks != _forks:
+            self._forks = _forks
+            if self.seed is None:
+                with tf.init_scope():
+                    self._variable.assign(_halves(secrets.randbits(_KEY_BITS)))
+
+    def read(self):
+        """Returns the key as an int32 tensor of shape `[2]`."""
+        return tf.convert_to_tensor(self.variable)
+
+    __copy__ = lambda self: NoiseKey(self.seed)
+    __deepcopy__ = lambda self, memo: NoiseKey(self.seed)
+    __reduce__ = lambda self: (NoiseKey, ())
+
+
+def _halves(bits):
+    return np.frombuffer(bits.to_bytes(_KEY_BITS // 8, "little"), np.int32)
+
+
+def gaussian_noise(key, step, shapes, stddev):
+    r"""Draws \(w \sim N(0, \sigma_1^2 I)\) for all variables at one step.
+
+    Args:
+        key: Int32 `[2]`, from `NoiseKey.read`.
+        step: Integer scalar tensor, the number of noise draws made before this one.
+        shapes: Dict from a variable's index among the trainable variables to its shape.
+        stddev: Float, standard deviation per coordinate, in units of the mean gradient.
+
+    Returns:
+        Dict from the same indices to float32 tensors of these shapes. Different steps and
+        different variables get independent draws.
+
+    Source: Zhang et al., ICLR 2024, Alg. 1 line 6.
+    """
+    sizes = {index: math.prod(shape) for index, shape in shapes.items()}
+    draws = lambda index, size: _compiled_draws(size)(
+        key, tf.stack([tf.cast(step, tf.int32), index]), tf.constant(stddev, tf.float32)
+    )
+    large = [index for index, size in sizes.items() if size >= _LARGE]
+    noise = {index: draws(index, sizes[index]) for index in large}
+    # All small variables share the draw of the first of them, of a size that other models
+    # have as well.
+    small = [index for index in sizes if index not in noise]
+    pooled = sum(sizes[index] for index in small)
+    if pooled:
+        pool = draws(small[0], max(1 << (pooled - 1).bit_length(), 1024))[:pooled]
+        noise.update(zip(small, tf.split(pool, [sizes[index] for index in small]), strict=True))
+    return {index: tf.reshape(noise[index], shape) for index, shape in shapes.items()}
+
+
+@functools.cache
+def _compiled_draws(size):
+    def draw(key, counter, stddev):
+        # A cipher is one-to-one: no two (step, index) of a run share a seed.
+        seed = tf.concat(threefry(key, counter[:1], counter[1:]), 0)
+        return stddev * standard_normal(seed, size)
+
+    return tf.function(draw, jit_compile=xla_is_available(), autograph=False)
+
+
+def xla_is_available():
+    """Whether TensorFlow can compile for the devices of this machine; not for Apple's GPUs."""
+    apple = platform.system() == "Darwin" and "arm" in platform.processor().lower()
+    return not (apple and tf.config.list_physical_devices("GPU"))
+
+
+def standard_normal(seed, size):
+    r"""Draws \(N(0, 1)\) by the Box-Muller transform of uniform draws.
+
+    \[w_j = \sqrt{-2 \ln u_j} \sin(\pi s_j), \qquad
+      u_j \in (0, 1),\quad s_j \in (-\tfrac12, \tfrac12)\]
+
+    Half a turn is enough, because the sine takes the same values on the other half.
+    TensorFlow's own kernel gives \(u_j\) 23 random bits, so that no draw is beyond 5.65:
+    an example that shifts a release past that edge would be found out with a
+    probability that may exceed delta. Here \(u_j\) has 41 bits, and the edge is at 7.6.
+
+    Args:
+        seed: Int32 or uint32 `[2]`.
+        size: Int, number of draws, below 2**31.
+
+    Returns:
+        Float32 `[size]`.
+
+    Source: Box and Muller, Ann. Math. Statist. 29 (1958).
+    """
+    entry = tf.cast(tf.range(size), tf.uint32)
+    first, second = threefry(seed, entry, tf.zeros_like(entry))
+    # The angle takes 23 bits of its word; the other 9 refine the radius where it is large.
+    shift = lambda word, bits: _to_float(tf.bitwise.right_shift(word, np.uint32(bits)))
+    low = lambda word, bits: _to_float(tf.bitwise.bitwise_and(word, np.uint32(2**bits - 1)))
+    fine = low(first, 8) + (low(second, 9) + 0.5) * 2.0**-9
+    uniform = (shift(first, 8) * 2.0**8 + fine) * 2.0**-32
+    half_turns = (shift(second, 9) + 0.5) * 2.0**-23 - 0.5
+    sine = half_turns * tf.math.polyval(list(_SINE), tf.square(half_turns))
+    return tf.sqrt(-2.0 * tf.math.log(uniform)) * sine
+
+
+def _to_float(word):
+    # Through int32, for which processors have an instruction; no word here has its high bit.
+    return tf.cast(tf.cast(word, tf.int32), tf.float32)
+
+
+def threefry(key, first, second):
+    """Encrypts counters with Threefry-2x32 of 20 rounds.
+
+    Args:
+        key: Int32 or uint32 `[2]`.
+        first: Int32 or uint32 `[size]`, the first words of the counters.
+        second: Int32 or uint32 `[size]`, the second words.
+
+    Returns:
+        Pair of uint32 `[size]`: both words of every block. Different counters give
+        different blocks.
+
+    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+    """
+    key, first, second = (tf.bitcast(t, tf.uint32) for t in (key, first, second))
+    xor = tf.bitwise.bitwise_xor
+    keys = [key[0], key[1], xor(xor(key[0], key[1]), np.uint32(_PARITY))]
+    first, second = first + keys[0], second + keys[1]
+    for group in range(5):
+        for bits in _ROTATIONS[group % 2]:
+            first += second
+            left = tf.bitwise.left_shift(second, np.uint32(bits))
+            second = xor(left | tf.bitwise.right_shift(second, np.uint32(32 - bits)), first)
+        first += keys[(group + 1) % 3]
+        second += keys[(group + 2) % 3] + np.uint32(group + 1)
+    return first, second

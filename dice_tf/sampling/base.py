@@ -1,0 +1,344 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+r"""How examples are drawn, and what that draw is worth to the accountant.
+
+One object says both, so that the batches that are trained on and the sampling that
+epsilon assumes cannot differ. \(N\) = `num_examples`, \(B\) = `expected_batch_size`,
+\(m\) = `num_groups`, \(T\) = number of steps.
+"""
+
+import dataclasses
+import functools
+import math
+import secrets
+from typing import Any
+import warnings
+
+import numpy as np
+from scipy import stats
+import tensorflow as tf
+
+from dice_tf.checks.arguments import check_integer
+from dice_tf.distribution import multi_worker
+from dice_tf.errors import SamplingError
+from dice_tf.ledger import admission, provenance
+from dice_tf.sampling import padding, row_order
+from dice_tf.sampling.data_sources import row_fetcher, row_weights
+from dice_tf.sampling.state import SamplingState, renew_in_forks
+
+# Chance that some draw of the planned run needs a padded size above the smallest one.
+_OVERFLOW_PROBABILITY = 0.1
+_SIZE_MULTIPLE = 8
+# Independent streams derived from one seed.
+_ASSIGNMENT_STREAM, DRAW_STREAM = range(2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """What every way of drawing batches has in common; use one of its subclasses.
+
+    Args:
+        num_examples: Int >= 1, the size N of the data set. It is declared, never taken
+            from a data loader, because the guarantee depends on it.
+        expected_batch_size: Int >= 1, the mean number B of examples in a batch.
+
+    Raises:
+        SamplingError: If a value is out of range or values contradict each other.
+    """
+
+    num_examples: int
+    expected_batch_size: int
+
+    num_groups = 1
+    amplified = True
+    # Whether an example takes part once in every epoch, so that `fit` must show whole ones.
+    whole_epochs = False
+
+    def __post_init__(self):
+        for name in ("num_examples", "expected_batch_size", "num_groups"):
+            value = check_integer(name, getattr(self, name), error=SamplingError)
+            if name in self.__dataclass_fields__:
+                object.__setattr__(self, name, value)
+        seed = self.seed
+        if seed is not None:
+            seed = check_integer("seed", seed, minimum=0, error=SamplingError)
+            object.__setattr__(self, "seed", seed)
+        if self.num_groups * self.expected_batch_size > self.num_examples:
+            raise SamplingError(
+                "Arguments `expected_batch_size` times `num_groups` must not exceed "
+                "`num_examples`: an example would be drawn with a probability above 1. Received: "
+                f"expected_batch_size={self.expected_batch_size}, num_groups={self.num_groups}, "
+                f"num_examples={self.num_examples}."
+            )
+        entropy = secrets.randbits(128) if seed is None else seed
+        # Not a field: two objects with equal parameters are equal and account alike.
+        object.__setattr__(self, "_state", SamplingState(entropy))
+        if seed is None:
+            renew_in_forks(self._state)
+
+    # Callbacks are copied, and the batches counted for the object itself; nothing else changes.
+    __copy__ = lambda self: self
+    __deepcopy__ = lambda self, memo: self
+
+    def __reduce__(self):
+        # Another process draws for itself: with the same entropy it would draw the same batches.
+        return type(self), tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+
+    @property
+    def sampling_probability(self) -> float:
+        """Probability with which a member of the active group is drawn at a step."""
+        return self.num_groups * self.expected_batch_size / self.num_examples
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Int, number of batches in one iteration of `dataset`."""
+        cycles = round(self.num_examples / (self.num_groups * self.expected_batch_size))
+        return self.num_groups * max(1, cycles)
+
+    @property
+    def steps_per_round(self) -> int:
+        """Int, number of consecutive steps in which an example can take part at most once."""
+        return self.num_groups
+
+    @property
+    def draws(self) -> int:
+        """Int, number of batches that this object has drawn so far, over all data sets."""
+        return self._state.draws
+
+    @property
+    def assignment(self) -> int:
+        """Int >= 0, a public random name of this object's assignment of examples to groups."""
+        return self._state.assignment
+
+    @property
+    def entropy(self) -> int:
+        """Int, all that draws depend on besides their number: as secret as the draws."""
+        return self._state.entropy
+
+    @property
+    def position(self) -> int:
+        """Int, number of steps from the first draw to the first of the next iteration."""
+        return self.position_of(self._state)
+
+    def position_of(self, state):
+        """Returns the `position` of an equal object, by its state."""
+        return state.iterations * self.steps_per_epoch + state.offset
+
+    def move_to(self, entropy, assignment, position):
+        """Takes over the draws of an equal object; the next iteration begins at `position`.
+
+        Args:
+            entropy: Int, `entropy` of that object.
+            assignment: Int, `assignment` of that object.
+            position: Int >= 0, in steps.
+
+        Returns:
+            Whether it does: `ShuffledEpochs` begins the next whole epoch, and no object goes
+            back to draws that it has made, which another model may have used.
+        """
+        entropy = entropy if self.seed is None else self.seed
+        place = divmod(position, self.steps_per_epoch)
+        if not self._state.move_to(entropy, assignment, *place):
+            self.start_whole_pass()
+            warnings.warn(
+                f"This sampling object has made the draws from step {position} on before, and "
+                "makes none twice, because another model may have used them. Training goes on with "
+                "fresh draws: as private, but not bit for bit as the file has it. For that, load "
+                f"the file with a new object. Received: {self!r} at step {self.position}.",
+                stacklevel=3,
+            )
+            return False
+        if self._state.offset and self.whole_epochs:
+            self.start_whole_pass()
+        return self.position == position
+
+    def start_whole_pass(self):
+        """Begins the next iteration at the start of a pass over the data, and numbers it."""
+        self._state.start_whole_pass()
+
+    def watch(self, on_gap):
+        """Calls `on_gap`, once, when a draw is left out: when an iteration is given up.
+
+        The number of steps made then tells no longer which draws were used, and a run that
+        resumed by it would use some a second time.
+        """
+        self._state.watch(self.position, on_gap)
+
+    def steps(self, epochs: int) -> int:
+        """Returns the number of steps in `epochs` epochs.
+
+        Args:
+            epochs: Int >= 0.
+
+        Returns:
+            Int, `epochs * steps_per_epoch`.
+        """
+        return self.steps_per_epoch * check_integer(
+            "epochs", epochs, minimum=0, error=SamplingError
+        )
+
+    def rounds(self, steps: int) -> int:
+        """Returns the largest number of steps, out of `steps`, that one example can enter.
+
+        Args:
+            steps: Int >= 0, number of optimizer steps.
+
+        Returns:
+            Int, `steps / steps_per_round`, rounded up.
+        """
+        steps = check_integer("steps", steps, minimum=0, error=SamplingError)
+        return -(-steps // self.steps_per_round)
+
+    def separates_entries(self, feedback_steps: int) -> bool:
+        """Returns whether two entries of an example are always over `feedback_steps` apart."""
+        return self.num_groups > feedback_steps
+
+    def dataset(
+        self, x: Any, y: Any = None, sample_weight: Any = None, planned_epochs: int = 1
+    ) -> tf.data.Dataset:
+        r"""Returns the `tf.data.Dataset` of batches that `fit` trains on.
+
+        Every iteration, and every step of it, is a fresh draw; nothing is cached, and
+        the result must not be (`cache()` would train on the first draw over and
+        over; `EpsilonCallback` notices). `map`, `prefetch` and `repeat` are fine.
+
+        Batches come in few shapes, so that a step compiled for a shape is reused: rows that
+        were not drawn are added, with `sample_weight` 0, up to the next padded size. Keep the
+        weights: without them these rows train. The smallest size holds every draw of a run of
+        `planned_epochs` epochs with probability 0.9 at least; a larger draw takes a size 25 %,
+        50 %, ... larger. A draw is never cut. One iteration is one epoch, whatever is planned:
+        `fit(data, epochs=3)` and a loop over `data.repeat(3)` make three, more are allowed.
+
+        Under a `tf.distribute` strategy, call this within `strategy.scope()`: padded sizes
+        are then multiples of the number of replicas. All workers of a cluster draw the
+        same batches, from entropy of the first one, and each takes its shard of them.
+
+        Args:
+            x: Features: an array or tensor with `num_examples` rows, a dictionary or tuple
+                of them, or a random-access source of elements, such as
+                `tfds.data_source(...)` or a list of `(features, label)` pairs. A source of
+                other elements gives batches `(element, None, weights)`, to be mapped
+                to `(x, y, weights)`. Float64 becomes the Keras default float type.
+            y: Targets, arrays of the same kind, or `None`. Keras trains on `y=None`
+                only if the model brings its own loss (`add_loss`, `compute_loss`); an
+                autoencoder passes `y=x`.
+            sample_weight: Finite weights >= 0, shape `[num_examples]`, or a dictionary or
+                tuple of them for several outputs. `None` means 1, for all or for one output.
+            planned_epochs: Int >= 1, for how many epochs it will be used; only the padded size
+                depends on it.
+
+        Returns:
+            Dataset of `(x, y, sample_weight)` with `steps_per_epoch` elements. Tensors
+            have a leading dimension of the batch; `sample_weight` is float32.
+
+        Raises:
+            SamplingError: If the data contradicts `num_examples`, has no random access,
+                or if several workers would draw different batches.
+
+        Example:
+
+        >>> sampling = PoissonSampling(num_examples=100, expected_batch_size=10, seed=1)
+        >>> data = sampling.dataset(np.arange(100), np.arange(100) % 2)
+        >>> len(data), len(next(iter(data)))
+        (10, 3)
+        """
+        check_integer("planned_epochs", planned_epochs, error=SamplingError)
+        fetch = row_fetcher(x, y, self.num_examples)
+        weights = row_weights(sample_weight, self.num_examples)
+        begin, draw, rows = self._plan(self.steps(planned_epochs), multi_worker.join_workers(self))
+        draws, name = [0], provenance.sampling_name(self)
+
+        def counted_draw(iteration, step):
+            self._state.count_draw(draws, name)
+            return draw(iteration, step)
+
+        def batch(iteration, step):
+            types = [tf.int64, tf.float32]
+            indices, base = tf.numpy_function(counted_draw, [iteration, step], types)
+            indices, base = tf.ensure_shape(indices, [rows]), tf.ensure_shape(base, [rows])
+            # Padding keeps the very bits of `base`: its zeros carry the provenance mark.
+            weigh = lambda w: base if w is None else tf.where(base > 0, tf.gather(w, indices), base)
+            return *fetch(indices), tf.nest.map_structure(weigh, weights)
+
+        def batches(iteration):
+            steps = tf.data.Dataset.range(self.steps_per_epoch)
+            return steps.map(lambda step: batch(iteration, step))
+
+        start = lambda _: tf.ensure_shape(tf.numpy_function(begin, [], tf.int64), [None])
+        data = tf.data.Dataset.range(1).map(start).flat_map(batches)
+        # Nothing here is left to TensorFlow to tune, and at the end of an epoch the thread that
+        # does so is now and then waited for, up to a minute (seen with TensorFlow 2.21).
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        data = data.with_options(options)
+        # Asked for when a `fit` begins: a list, or a file, may have changed by then.
+        order = functools.partial(row_order.fingerprint, fetch, self.num_examples)
+        order = order if self.num_groups > 1 else None
+        admission.mark(data, admission.Source(self, draws, order))
+        return data.apply(tf.data.experimental.assert_cardinality(self.steps_per_epoch)).prefetch(2)
+
+    def _plan(self, planned_steps, replicas=1):
+        """Returns `begin`, `draw` and the number of rows of every batch (`None`: it varies).
+
+        `begin()` gives the int64 vector that identifies one iteration, `draw(iteration,
+        step)` the int64 row indices and float32 weights (1 drawn, 0 padding) of one batch.
+        Padded sizes are multiples of `replicas`.
+        """
+        multiple, probability = math.lcm(_SIZE_MULTIPLE, replicas), self.sampling_probability
+
+        @functools.cache
+        def sizes(largest):
+            quantile = stats.binom.isf(_OVERFLOW_PROBABILITY / planned_steps, largest, probability)
+            smallest = padding.round_up(int(quantile) + self.num_groups, multiple)
+            return smallest, padding.round_up(smallest // 4, multiple)
+
+        pick = self._picker()
+
+        def draw(iteration, step):
+            *stream, offset = iteration.tolist()
+            passes, step = divmod(int(step) + offset, self.steps_per_epoch)
+            # Not taken before: a private checkpoint may bring other groups.
+            group, groups = step % self.num_groups, self._groups()
+            members = groups[group]
+            pools = [self.num_examples if g is None else len(g) for g in groups]
+            pool = pools[group]
+            smallest, increment = sizes(max(pools))
+            stream[-1] += passes
+            self._state.note_draw(stream[-1] * self.steps_per_epoch + step)
+            rng = self._generator(DRAW_STREAM, *stream, step)
+            drawn = pick(pool, rng, (*stream, group), step // self.num_groups)
+            excess = max(0, len(drawn) + self.num_groups - smallest)
+            size = smallest + increment * -(-excess // increment)
+            indices = drawn if members is None else members[drawn]
+            indices = padding.with_others(indices, self.num_examples, size, rng)
+            return indices, padding.weights(size, len(drawn), marks=group + 1)
+
+        return self._begin_iteration, draw, None
+
+    def _begin_iteration(self):
+        return self._state.begin_iteration(self.seed is not None)
+
+    def _picker(self):
+        """Returns the function that draws from the `pool` members of the active group.
+
+        It is called as `pick(pool, rng, epoch, cycle)`: `rng` is of this step, `epoch` names
+        the pass over the data and the group, `cycle` counts the turns of the groups in it.
+        """
+        probability = self.sampling_probability
+        # Given its size, a Poisson sample is uniform among the subsets of that size.
+        return lambda pool, rng, epoch, cycle: rng.choice(
+            pool, rng.binomial(pool, probability), replace=False
+        )
+
+    def _groups(self):
+        if self.num_groups == 1:
+            return [None]
+        with self._state.lock:
+            if self._state.groups is None:
+                rng = self._generator(_ASSIGNMENT_STREAM)
+                group_of = rng.integers(self.num_groups, size=self.num_examples)
+                self._state.groups = [np.flatnonzero(group_of == g) for g in range(self.num_groups)]
+            return self._state.groups
+
+    def _generator(self, *stream):
+        return np.random.default_rng(np.random.SeedSequence(self._state.entropy, spawn_key=stream))

@@ -1,0 +1,387 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""`EpsilonCallback`: epsilon next to the loss, and a stop before it exceeds a target."""
+
+import copy
+import types
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dice_tf import accounting
+from dice_tf.accounting.epsilon import check_accountant, up
+from dice_tf.accounting.events import check_delta, check_run, check_sampling, is_unbounded
+from dice_tf.checks.arguments import check_number
+from dice_tf.errors import AccountingError, BudgetExhaustedError, SamplingError
+from dice_tf.ledger import admission, fit_data, row_counts, runs, sampling_passes
+from dice_tf.sampling import Sampling
+
+# Within one `fit`, epsilon is computed about this often between the ends of epochs: a
+# value by PLD takes a noticeable part of a second.
+_UPDATES_PER_FIT = {"rdp": 100, "pld": 10}
+
+
+def epsilon_first(callbacks):
+    """Puts each `EpsilonCallback` before all others, which read what it writes into the logs.
+
+    Args:
+        callbacks: What Keras takes as `callbacks`: a list or a `CallbackList`, or `None`.
+
+    Returns:
+        The same, in the other order.
+    """
+    order = lambda callback: not isinstance(callback, EpsilonCallback)
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks.callbacks.sort(key=order)
+        return callbacks
+    return callbacks and sorted(sampling_passes.listed(callbacks), key=order)
+
+
+class EpsilonCallback(keras.callbacks.Callback):
+    """Reports the privacy spent, enforces a budget and verifies how batches were drawn.
+
+    Puts `epsilon` into the logs, so that the progress bar, `History`, `CSVLogger` and
+    `TensorBoard` show it. At the end of an epoch it is exact; between, it is at most a
+    hundredth of the training behind (with PLD, a tenth). `fit` calls it before all other
+    callbacks, so that they find `epsilon` in the logs. The steps are those that the optimizer
+    recorded, so a resumed run reports the whole run. A copy shares the sampler: in a search
+    each trial has a copy, and an epsilon of its own.
+
+    With `target_epsilon`, training stops before the step that would exceed it.
+
+    What the sampling claims is checked against the batches that were trained on, see
+    `docs/privacy.md`, section 5: a violation raises, after two steps in most cases. If an
+    earlier `fit` was cut short within a pass over the data (a cycle of groups, or an
+    epoch of `ShuffledEpochs`), or drew with another group assignment, the next one
+    starts afresh: the steps that the pass lacks are counted as if they had been made,
+    and cyclic sampling also sets the optimizer's error to 0, so that no example
+    is in two overlapping windows.
+
+    Args:
+        sampling: The object whose `dataset` feeds `fit`; `ShuffledEpochs` for any
+            other data that has each example once per epoch. Epochs of more than N rows are
+            refused; see docs/privacy.md for what cannot be seen.
+        delta: Float in (0, 1/N).
+        target_epsilon: Float > 0, or `None` to train as long as `fit` says.
+        accountant: `"rdp"` (fast) or `"pld"` (tighter).
+
+    Raises:
+        AccountingError: If an argument is out of range.
+
+    Example:
+
+    >>> from dice_tf.sampling import CyclicPoissonSampling
+    >>> sampling = CyclicPoissonSampling(num_examples=60_000, expected_batch_size=2048)
+    >>> callback = EpsilonCallback(sampling, delta=1e-5, target_epsilon=2.7)
+    """
+
+    # Keras may then run `on_train_batch_end` in another thread and need not wait for
+    # each step to finish; that method only copies a number.
+    async_safe = True
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        delta: float,
+        target_epsilon: float | None = None,
+        accountant: str = "rdp",
+    ) -> None:
+        super().__init__()
+        check_sampling(sampling)
+        self.sampling = sampling
+        self.delta = check_delta(delta, sampling.num_examples)
+        if target_epsilon is not None:
+            target_epsilon = check_number("target_epsilon", target_epsilon, error=AccountingError)
+        self.target_epsilon = target_epsilon
+        check_accountant(accountant)
+        self.accountant = accountant
+        self._spent, self._trained_by = {}, None
+        self._sources, self._epoch_is_one_pass, self._length = [], True, None
+
+    def __deepcopy__(self, memo):
+        """Returns a copy that asks the same sampler: `fit` draws from that very object."""
+        duplicate = copy.copy(self)
+        duplicate._spent, duplicate._sources = dict(self._spent), list(self._sources)
+        return duplicate
+
+    def set_model(self, model: Any) -> None:
+        """Asks the optimizer of this model from now on."""
+        super().set_model(model)
+        self._trained_by = None
+
+    def accounted_steps(self) -> int:
+        """Returns the number of steps that epsilon counts.
+
+        Returns:
+            Int: the steps made so far, and those that passes lack that were cut short.
+        """
+        return runs.accounted_steps(self._own_model)
+
+    def epsilon(self) -> float:
+        """Returns the epsilon spent so far. Asking costs nothing and changes nothing.
+
+        It is that of the optimizer which the last `fit` with this callback trained with, also
+        if the model was compiled with another one since. In a loop of your own, call
+        `set_model(model)` before, or `dice_tf.run_epsilon`.
+
+        Returns:
+            Float >= 0; infinite if `noise_multiplier` is 0.
+
+        Raises:
+            AccountingError: If there is no model yet.
+            SamplingError: If the steps made so far contradict the sampling.
+        """
+        return self._epsilon_after(self._check_record())
+
+    def statement(self) -> str:
+        """Returns `dice_tf.run_statement`, the privacy statement of the steps made so far.
+
+        Raises:
+            AccountingError: If there is no model yet.
+            SamplingError: If the steps made so far contradict the sampling.
+        """
+        return runs.run_statement(self._own_model, self.sampling, self.delta, self.accountant)
+
+    def note_data(self, x, steps_per_epoch):
+        """Learns from `fit` what Keras tells no callback: the data, and where epochs end.
+
+        Args:
+            x: What `fit` received as `x`.
+            steps_per_epoch: What `fit` received so, or `None`.
+        """
+        self._sources = admission.sources(x)
+        length = fit_data.known_cardinality(x)
+        self._epoch_is_one_pass = not isinstance(x, tf.distribute.DistributedDataset) and (
+            steps_per_epoch in (None, length)
+        )
+        self._length = length if steps_per_epoch is None else None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Checks the optimizer.
+
+        Raises:
+            PlainGradientsError: If the optimizer is not private.
+            AccountingError: If optimizer and sampling have different batch sizes.
+        """
+        self._trained_by = self._optimizer
+        check_run(self._optimizer.mechanism, self.sampling, 0)
+        self._has_begun = self._cuts_short = False
+
+    def on_epoch_begin(self, epoch, logs=None):
+        """Checks the claims and the budget, and takes the number of steps from the optimizer.
+
+        Raises:
+            SamplingError: If the data or the run so far contradicts the sampling.
+            BudgetExhaustedError: If not one step is left in the budget.
+        """
+        if not self._has_begun:
+            # Not in `on_train_begin`, in which other callbacks load what they backed up.
+            self._begin()
+            self._has_begun = True
+        elif self.sampling.whole_epochs:
+            sampling_passes.close_open_pass(self._optimizer, self.sampling)
+        row_counts.begin_epoch(self._optimizer)
+        self._epoch = epoch
+        self._count = self.accounted_steps()
+
+    def _begin(self):
+        if self.sampling.whole_epochs:
+            self._check_steps_per_epoch()
+        self._calls = self._batches = 0
+        self._steps_before, self._draws_before = self._steps_taken(), self._draws()
+        self._check_provenance()
+        sampling_passes.begin(self.model, self.sampling, admission.row_order(self._sources))
+
+        self._count = self.accounted_steps()
+        self._shown = self._epsilon_after(self._count)
+        planned = self.params.get("epochs", 1) * (self.params.get("steps") or 0)
+        updates = self.model.steps_per_execution * _UPDATES_PER_FIT[self.accountant]
+        self._interval = max(1, planned // updates)
+        self._allowed, self._limit_is_known = 0, False
+        if self.target_epsilon is not None:
+            self._search_limit(self._count + max(planned, 1))
+            self._require(self._count + self._batches_of_call(0))
+
+    def on_train_batch_begin(self, batch, logs=None):
+        """Stops training if the step after this one is not affordable."""
+        due = self._calls % self._interval == 0
+        # The second batch: data that the sampling did not draw is refused early.
+        if due or self._calls == 1:
+            self._count = self.accounted_steps()
+            self._check_provenance()
+        batches = self._batches_of_call(batch)
+        if self.target_epsilon is not None:
+            following = batches + self._batches_of_call(batch + batches)
+            if not self._allows(self._count + following):
+                self._count = self.accounted_steps()
+            self._require(self._count + batches)
+            # Keras looks at `stop_training` only after the call that begins now.
+            if not self._allows(self._count + following):
+                self.model.stop_training = True
+                self._cuts_short = not self._is_last(batch + batches)
+        self._count += batches
+        self._calls, self._batches = self._calls + 1, self._batches + batches
+        if due:
+            self._shown = self._epsilon_after(self._count)
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Adds `epsilon` to the logs of the batch."""
+        if logs is not None:
+            logs["epsilon"] = self._shown
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Adds the exact `epsilon` to the logs of the epoch, and verifies the claim."""
+        self._check_provenance()
+        if self._batches and self._steps_taken() == self._steps_before:
+            raise SamplingError(
+                f"This `fit` trained on {self._batches} batches, but the optimizer of model "
+                f"'{self.model.name}' made no step: something else trains it, and epsilon would "
+                "leave that out. Compile the model with the optimizer that trains it."
+            )
+        sampling_passes.note_assignment(self.model.optimizer, self.sampling)
+        self._shown = self.epsilon()
+        if logs is not None:
+            logs["epsilon"] = self._shown
+
+    def on_train_end(self, logs=None):
+        """Says so, unless `verbose=0`, if the budget ended training before `fit` would have."""
+        if self._cuts_short and self.params.get("verbose"):
+            print(
+                f"EpsilonCallback ended training after {self.accounted_steps()} steps at "
+                f"epsilon={up(self.epsilon())}: more would exceed "
+                f"target_epsilon={self.target_epsilon:g}.",
+                flush=True,
+            )
+
+    @property
+    def _own_model(self):
+        if self.model is None:
+            raise AccountingError(
+                "This EpsilonCallback has no model yet, whose steps it could count. Ask it after "
+                "`fit`, or call `set_model(model)` before."
+            )
+        if self._trained_by not in (None, self.model.optimizer):
+            # Compiled anew since; the new optimizer does not know of the old one's steps.
+            return types.SimpleNamespace(optimizer=self._trained_by, name=self.model.name)
+        return self.model
+
+    @property
+    def _optimizer(self):
+        return runs.private_optimizer(self._own_model)
+
+    def _iterations(self):
+        return int(self._optimizer.iterations.numpy())
+
+    def _steps_taken(self):
+        """Returns a count of steps that does not go back when weights are loaded."""
+        optimizer = self._optimizer
+        if not optimizer.built:
+            return self._iterations()
+        return int(optimizer._private.process_draws.numpy())
+
+    def _epsilon_after(self, steps):
+        mechanism = self._optimizer.mechanism
+        # With bounded residuals the cost depends on the rounds alone.
+        cost = steps if is_unbounded(mechanism) else self.sampling.rounds(steps)
+        if (mechanism, cost) not in self._spent:
+            self._spent[mechanism, cost] = accounting.compute_epsilon(
+                mechanism, self.sampling, steps, self.delta, accountant=self.accountant
+            )
+        return self._spent[mechanism, cost]
+
+    def _allows(self, steps):
+        while steps > self._allowed and not self._limit_is_known:
+            self._search_limit(2 * steps)
+        return steps <= self._allowed
+
+    def _search_limit(self, steps):
+        """Finds that `steps` are affordable, or else the largest number that is."""
+        if self._epsilon_after(steps) <= self.target_epsilon:
+            self._allowed = steps
+            return
+        self._limit_is_known = True
+        if self._epsilon_after(1) <= self.target_epsilon:
+            self._allowed = accounting.calibrate_steps(
+                self.target_epsilon,
+                self.delta,
+                self.model.optimizer.mechanism,
+                self.sampling,
+                accountant=self.accountant,
+            )
+
+    def _require(self, steps):
+        if not self._allows(steps):
+            raise BudgetExhaustedError(
+                f"The privacy budget target_epsilon={self.target_epsilon} at delta={self.delta} "
+                f"allows {self._allowed} steps, of which {self.accounted_steps()} are spent "
+                f"(epsilon={up(self.epsilon())}); the next call of the train function would make "
+                f"it {steps} (epsilon={up(self._epsilon_after(steps))}). Keep the model as it is, "
+                "or start with a larger `noise_multiplier` from "
+                "`accounting.calibrate_noise_multiplier`. Raising `target_epsilon` is a decision "
+                "about the privacy of the people in the data."
+            )
+
+    def _batches_of_call(self, batch):
+        """Returns how many batches a call of the train function takes that begins at `batch`."""
+        steps, most = self.params.get("steps"), self.model.steps_per_execution
+        return most if steps is None else min(most, steps - batch % steps)
+
+    def _is_last(self, batches):
+        """Returns whether `fit` itself ends when this epoch has taken so many batches."""
+        epochs, steps = self.params.get("epochs", 1), self.params.get("steps")
+        return self._epoch + 1 == epochs and batches == steps
+
+    def _check_record(self):
+        return runs.accounted_run(self._own_model, self.sampling)[2]
+
+    def _check_provenance(self):
+        self._check_record()
+        taken, drawn = self._steps_taken() - self._steps_before, self._draws()
+        fresh = self._batches if drawn is None else min(self._batches, drawn - self._draws_before)
+        if taken > fresh:
+            if any(self._is_own(source.sampling) for source in self._sources):
+                sampling_passes.note_reused_draws(self._optimizer, taken - fresh)
+            raise SamplingError(
+                f"Cannot account the run by {self.sampling!r}: this `fit` made {taken} steps, but "
+                f"had only {fresh} batches that were drawn for it. Pass the callback the very "
+                "object whose `dataset` feeds `fit`, do not `cache()` that data set, and take one "
+                "private step per batch: every step must have a batch of its own."
+            )
+
+    def _draws(self):
+        """Returns the number of batches drawn so far by what `fit` trains on, if that is known."""
+        amplified = self.sampling.amplified
+        # A data set that comes twice in a pipeline has one count.
+        counts = {
+            id(source.draws): source.draws[0]
+            for source in self._sources
+            if self._is_own(source.sampling) or not amplified
+        }
+        if counts:
+            return sum(counts.values())
+        return self.sampling.draws if amplified else None
+
+    def _is_own(self, sampling):
+        # A copy of a sampler that shares its state draws from one and the same sequence.
+        return sampling._state is self.sampling._state
+
+    def _check_steps_per_epoch(self):
+        steps, declared = self.params.get("steps"), self.sampling.steps_per_epoch
+        # Keras may limit the steps of an epoch, `keras.config.set_max_steps_per_epoch`.
+        if steps != declared or self._length not in (None, steps):
+            raise SamplingError(
+                f"`fit` takes {steps or 'an unknown number of'} steps per epoch"
+                f"{f' of {self._length} batches' if self._length else ''}, but "
+                f"{self.sampling!r} visits every example once in {declared} steps of "
+                f"{self.sampling.expected_batch_size} examples. Declare the true `num_examples`, "
+                f"pass batch_size={self.sampling.expected_batch_size} to `fit` or batch the data "
+                "set so, without `repeat`, `take` or `drop_remainder`, and let its cardinality be "
+                "known."
+            )
+        if not self._epoch_is_one_pass:
+            raise SamplingError(
+                "Nobody can tell that an epoch of this `fit` is one pass over the data, as "
+                f"{self.sampling!r} has it. Leave `steps_per_epoch` and `repeat` out, and pass "
+                "arrays or a `tf.data.Dataset` that knows its length, not yet distributed."
+            )

@@ -1,0 +1,300 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The one place where Keras is made to take private steps.
+
+Keras hands an optimizer only gradients that are already summed over the batch. So
+constructing a private optimizer wraps methods of Keras' TensorFlow trainer once:
+`train_step`, to take `private_train_step` instead; `make_train_function`, to check the
+gradients of the first batch; `train_on_batch`, to make sparse batches dense; `fit` and two
+methods below it, so that several replicas and workers take part in the same batches; and of
+`keras.Model` what files are made of (`released_models`). Models whose optimizer is not private
+keep Keras' own.
+"""
+
+import functools
+import inspect
+import itertools
+import threading
+import weakref
+
+import keras
+import tensorflow as tf
+
+from dice_tf.checkpoints import released_models
+from dice_tf.checks import precision
+from dice_tf.distribution import multi_worker, shared_backups, strategies
+from dice_tf.errors import OptimizerArgumentError
+from dice_tf.ledger import admission, draw_origins, fit_data, sampling_passes
+from dice_tf.training import class_weights, data_dependent_callbacks, dense, rebuilding
+from dice_tf.training.epsilon_callback import EpsilonCallback, epsilon_first
+from dice_tf.training.private_step import (
+    compare_gradients,
+    forget_outdated_checks,
+    is_private,
+    needs_comparison,
+    private_train_step,
+)
+
+_lock = threading.Lock()
+
+# Keras model -> the private optimizer whose steps its train function takes, and how often this
+# was built by then.
+_traced_for = weakref.WeakKeyDictionary()
+
+
+def install():
+    """Makes Keras' TensorFlow trainer take private steps for private optimizers.
+
+    Idempotent and thread-safe.
+
+    Raises:
+        OptimizerArgumentError: If Keras does not run on TensorFlow.
+        DistributionError: If the current strategy is not one for private training.
+    """
+    if keras.backend.backend() != "tensorflow":
+        raise OptimizerArgumentError(
+            "dice_tf trains with the TensorFlow backend of Keras. Received: "
+            f"keras.backend.backend()={keras.backend.backend()!r}. Set the environment variable "
+            "KERAS_BACKEND=tensorflow before importing keras."
+        )
+    strategies.check_strategy()
+    precision.use_float32_products()
+    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+
+    with _lock:
+        if getattr(TensorFlowTrainer.train_step, "dispatches_private_steps", False):
+            return
+        for owner, wrappers in (
+            (TensorFlowTrainer, _WRAPPERS),
+            (keras.Model, released_models.WRAPPERS),
+        ):
+            for name, wrap in wrappers.items():
+                # Older versions of Keras have not all of these methods, nor the need for them.
+                stock = getattr(owner, name, None)
+                if stock is not None:
+                    setattr(owner, name, functools.wraps(stock)(wrap(stock)))
+        TensorFlowTrainer.train_step.dispatches_private_steps = True
+
+
+def _train_step(stock_step):
+    def train_step(self, data):
+        optimizer = getattr(self, "optimizer", None)
+        if is_private(getattr(optimizer, "inner_optimizer", None)):
+            raise OptimizerArgumentError(
+                f"{type(optimizer).__name__} wraps a private optimizer. It skips steps depending "
+                "on the data, which would tell about them. Train in float32 or with the dtype "
+                "policy 'mixed_bfloat16', which needs no loss scaling."
+            )
+        return private_train_step(self, data) if is_private(optimizer) else stock_step(self, data)
+
+    return train_step
+
+
+def _fit(stock_fit):
+    def fit(self, x=None, *args, **kwargs):
+        if not _has_private_optimizer(self):
+            sampling_passes.warn_of_plain_steps(self)
+            return stock_fit(self, x, *args, **kwargs)
+        given = inspect.signature(stock_fit).bind(self, x, *args, **kwargs).arguments
+        found = admission.sources(x)
+        samplings = [source.sampling for source in found]
+        rebuilding.build_again(self)
+        multi_worker.check_training_data(self, x)
+        multi_worker.align_samplers(self, x)
+        multi_worker.check_workers_agree(self)
+        callbacks = shared_backups.share_backups(self, given.get("callbacks"))
+        data_dependent_callbacks.warn_of(sampling_passes.listed(callbacks))
+        budgets = [
+            callback
+            for callback in sampling_passes.listed(callbacks)
+            if isinstance(callback, EpsilonCallback)
+        ]
+        for budget in budgets:
+            admission.check_claim(budget.sampling, x, found)
+        unaccounted = fit_data.unaccounted_pass(given, samplings, budgets)
+        callbacks = sampling_passes.with_passes(self, callbacks, found, unaccounted)
+        given["callbacks"] = epsilon_first(callbacks)
+        for budget in budgets:
+            budget.note_data(x, given.get("steps_per_epoch"))
+        dense.check_dense(given)
+        claims = [*samplings, *(budget.sampling for budget in budgets)]
+        fit_data.check_validation_split(given, claims)
+        fit_data.check_rows(given, claims)
+        if not claims:
+            fit_data.warn_of_batch_size(given, self.optimizer.mechanism.expected_batch_size)
+        if samplings:
+            # Otherwise Keras warns that it will not shuffle, as if something were amiss.
+            given.setdefault("shuffle", False)
+        if given.get("class_weight"):
+            given["x"] = class_weights.with_class_weights(
+                given["x"], given.get("y"), given["class_weight"], bool(samplings)
+            )
+            if samplings:
+                del given["class_weight"]
+        with (
+            sampling_passes.warn_of_other_trainings(self),
+            sampling_passes.warn_of_unaccounted_steps(self, budgets),
+            self.optimizer._private.steps_of_fit(),
+            draw_origins.steps_of_fit(self.optimizer, found),
+            fit_data.typed_errors(),
+            class_weights.typed_errors(),
+        ):
+            return stock_fit(**given)
+
+    return fit
+
+
+def _train_on_batch(stock_train):
+    def train_on_batch(self, x, y=None, *args, **kwargs):
+        if _has_private_optimizer(self):
+            x, y = dense.densify("x", x), dense.densify("y", y)
+        return stock_train(self, x, y, *args, **kwargs)
+
+    return train_on_batch
+
+
+def _maybe_symbolic_build(stock_build):
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        distributed = iterator is not None and self._distribute_strategy is not None
+        if not distributed or not _has_private_optimizer(self):
+            return stock_build(self, iterator, data_batch)
+        # From shapes alone: Keras takes the first batch, which would be lost to a sampler with
+        # a seed, and which it cannot take from several workers.
+        spec = strategies.spec_of_share(iterator._distributed_dataset.element_spec)
+        with self.distribute_strategy.scope():
+            self._symbolic_build(data_batch=spec)
+
+    return _maybe_symbolic_build
+
+
+def _make_function(stock_make):
+    def _make_function(self, step_function):
+        if _has_private_optimizer(self):
+            step_function = multi_worker.with_vector_logs(self, step_function)
+            return _one_step_at_a_time(self, stock_make(self, step_function))
+        return stock_make(self, step_function)
+
+    return _make_function
+
+
+def _make_train_function(stock_make):
+    def make_train_function(self, force=False):
+        private = _has_private_optimizer(self)
+        before = _traced_for.pop(self, None)
+        if private:
+            strategies.check_compilation(self)
+            forget_outdated_checks(self)
+            # Keras keeps the function when another optimizer is assigned without `compile`.
+            now = weakref.ref(self.optimizer), self.optimizer._private.generation
+            force = force or before != now
+            _traced_for[self] = now
+        stock_make(self, force or (before is not None and not private))
+        if private and not hasattr(self.train_function, "checks_first"):
+            self.train_function = _checking_first(self, self.train_function)
+        return self.train_function
+
+    return make_train_function
+
+
+_WRAPPERS = {
+    "train_step": _train_step,
+    "fit": _fit,
+    "train_on_batch": _train_on_batch,
+    "_maybe_symbolic_build": _maybe_symbolic_build,
+    "_make_function": _make_function,
+    "make_train_function": _make_train_function,
+}
+
+
+def _has_private_optimizer(model):
+    return is_private(getattr(model, "optimizer", None))
+
+
+def _one_step_at_a_time(model, function):
+    """Wraps a train or test function so that several replicas take its steps one by one.
+
+    Keras' own loop over `steps_per_execution` puts a step into a condition, in which
+    replicas cannot meet (keras-team/keras issue 19246).
+    """
+
+    @functools.wraps(function)
+    def one_by_one(iterator):
+        steps = model.steps_per_execution
+        if steps > 1 and isinstance(iterator, tf.distribute.DistributedIterator):
+            batches = list(itertools.islice(iterator, steps))
+            if not batches:
+                raise StopIteration
+            iterator = iter(batches)
+        return function(iterator)
+
+    return one_by_one
+
+
+def _checking_first(model, function):
+    """Wraps a train function so that workers, then gradients, are checked before it steps."""
+    first_call, optimizer = [True], weakref.ref(model.optimizer)
+
+    @functools.wraps(function)
+    def train_function(iterator):
+        if model.optimizer is not optimizer():
+            raise OptimizerArgumentError(
+                f"The optimizer of model '{model.name}' was exchanged while it trains, but the "
+                "compiled step is still that of the old one, whose steps nobody would count. "
+                f"Received: optimizer={type(model.optimizer).__name__}. Call `compile` with the "
+                "new optimizer, then `fit`."
+            )
+        # At every step, because TensorFlow takes new settings to steps that it compiled before.
+        precision.check_float32_products()
+        # A step compiled before a fork would go on with the key of both processes.
+        model.optimizer._private.renew_keys_after_fork()
+        if first_call:
+            # Once more than `fit` does: callbacks may have restored a state since.
+            multi_worker.check_workers_agree(model)
+            first_call.clear()
+        if needs_comparison(model):
+            batches = list(itertools.islice(iterator, model.steps_per_execution))
+            for batch in batches:
+                if needs_comparison(model):
+                    compare_gradients(model, batch)
+            if batches:
+                return function(_iterator_over(batches, iterator, model.distribute_strategy))
+        return function(iterator)
+
+    train_function.checks_first = True
+    return train_function
+
+
+def _iterator_over(batches, iterator, strategy):
+    """Returns an iterator over batches of the type of `iterator`, for which steps are traced."""
+    if isinstance(iterator, tf.distribute.DistributedIterator):
+        shares = sum((strategies.local_shares(strategy, batch) for batch in batches), [])
+        data = _dataset_of(shares, strategies.spec_of_share(iterator.element_spec))
+        return iter(strategy.distribute_datasets_from_function(lambda _: data))
+    if not isinstance(iterator, tf.data.Iterator):
+        return iter(batches)
+    return iter(_dataset_of(batches, iterator.element_spec))
+
+
+def _dataset_of(batches, spec):
+    """Returns a data set of these batches with the types and shapes of `spec`.
+
+    Not `from_generator`: a step that first runs on its batches gives the memory of its
+    tensors back and fetches it anew, at that call and all later ones, which takes half as
+    long again (seen with TensorFlow 2.21; benchmarks/README.md).
+    """
+
+    def as_specified(*batch):
+        leaves = tf.nest.flatten(batch)
+        return tf.nest.pack_sequence_as(
+            spec, [_with_shape(*pair) for pair in zip(leaves, tf.nest.flatten(spec), strict=True)]
+        )
+
+    parts = [tf.data.Dataset.from_tensors(batch).map(as_specified) for batch in batches]
+    return functools.reduce(lambda left, right: left.concatenate(right), parts)
+
+
+def _with_shape(leaf, spec):
+    """Hides what is known of a tensor's shape beyond `spec`."""
+    if not isinstance(spec, tf.TensorSpec):
+        return leaf
+    return tf.compat.v1.placeholder_with_default(leaf, spec.shape)

@@ -1,0 +1,83 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Keras' training metrics for padded batches: rows of weight 0 do not count."""
+
+import keras
+import tensorflow as tf
+
+from dice_tf.engine.loss import individual_losses
+from dice_tf.engine.overrides import shallow_copy
+
+
+def update_metrics(model, x, y, y_pred, sample_weight, losses, penalty):
+    """Updates the model's loss and metrics, and returns what Keras shows.
+
+    Samplers pad batches with examples of weight 0. Keras gives `metrics` (as opposed
+    to `weighted_metrics`) no weights at all, so padding would count as data; here they
+    get weight 1 for examples that are present and 0 for padding.
+
+    Args:
+        model: The model being trained.
+        x: Inputs of the batch.
+        y: Targets of the batch.
+        y_pred: Outputs of the model.
+        sample_weight: `None` or weights as given to `fit`.
+        losses: Float32 `[batch]`, loss per example.
+        penalty: Scalar, weight regularization, shown as part of the loss.
+
+    Returns:
+        Dict from metric name to value. These numbers are computed from the data without
+        noise: they are for the person who trains, and not part of what is released.
+    """
+    present = present_examples(sample_weight, losses)
+    count = tf.reduce_sum(present)
+    mean = lambda values: tf.math.divide_no_nan(tf.reduce_sum(values * present), count)
+    model._loss_tracker.update_state(mean(losses) + penalty, sample_weight=count)
+    if model._compile_loss.metrics:
+        values = individual_losses(model, y, y_pred, sample_weight)
+        for metric, value in zip(model._compile_loss.metrics, values, strict=True):
+            metric.update_state(mean(value), sample_weight=count)
+    if type(model).compute_metrics is not keras.Model.compute_metrics or sample_weight is None:
+        return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+    if model._compile_metrics is not None:
+        _weight_unweighted(model._compile_metrics, y, y_pred, present).update_state(
+            y, y_pred, sample_weight
+        )
+    return model.get_metrics_result()
+
+
+def present_examples(sample_weight, losses):
+    """Returns float32 `[batch]`, 1 for examples with a weight, 0 for padding.
+
+    Args:
+        sample_weight: `None`, which is weight 1, a `[batch, ...]` tensor or a structure of both.
+        losses: `[batch]`, for the size.
+    """
+    present, weights = tf.zeros_like(losses), tf.nest.flatten(sample_weight)
+    if any(weight is None for weight in weights):
+        return tf.ones_like(losses)  # For one output at least.
+    for weight in weights:
+        weight = tf.reshape(tf.cast(weight, tf.float32), [tf.shape(losses)[0], -1])
+        present = tf.maximum(present, tf.cast(tf.reduce_any(weight != 0, axis=1), tf.float32))
+    return present
+
+
+class _PresentOnly:
+    """A list of Keras metrics that passes `present` where Keras passes no weight."""
+
+    def __init__(self, metrics, present):
+        self.metrics = metrics
+        self.present = present
+
+    def update_state(self, y_true, y_pred):
+        self.metrics.update_state(y_true, y_pred, sample_weight=self.present)
+
+
+def _weight_unweighted(compiled, y, y_pred, present):
+    if not compiled.built:
+        compiled.build(y, y_pred)
+    duplicate = shallow_copy(compiled)
+    duplicate.__dict__["_flat_metrics"] = [
+        metrics and _PresentOnly(metrics, present) for metrics in compiled._flat_metrics
+    ]
+    return duplicate

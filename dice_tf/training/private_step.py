@@ -1,0 +1,330 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The private train step.
+
+One iteration of the algorithm on a Keras model: checks, per-example gradients, the
+optimizer's private update, metrics. `dice_tf.training.keras_trainer` makes `fit` use it.
+"""
+
+import functools
+import types
+from typing import Any
+import weakref
+
+import keras
+import tensorflow as tf
+
+from dice_tf.checks import model_checks, precision, self_check
+from dice_tf.distribution import multi_worker, strategies
+from dice_tf.engine import chunks, layerwise, loss, vectorized
+from dice_tf.errors import LossError, ModelError, PlainGradientsError
+from dice_tf.ledger import provenance
+from dice_tf.mechanism import DiceMechanism
+from dice_tf.mechanism.clipping import clip_weights
+from dice_tf.training import dense, metrics, own_train_steps, rebuilding
+
+# Keras model -> what was checked of it, which holds while `_still_holds`.
+_checked = weakref.WeakKeyDictionary()
+
+# Models whose `train_step` takes private steps of others only.
+_steps_of_others = weakref.WeakSet()
+
+# A gradient of 0 in so many batches is no accident of the first.
+_MOST_BATCHES_TRIED = 20
+
+
+@tf.autograph.experimental.do_not_convert
+def private_train_step(model: keras.Model, data: Any) -> dict[str, Any]:
+    """Takes one private training step: the step that `fit` takes.
+
+    Args:
+        model: A Keras model compiled with a private optimizer and a loss.
+        data: A batch as `fit` gets it: `(x, y)` or `(x, y, sample_weight)`. Give all three
+            elements of a sampler's batch: examples of weight 0 are padding.
+
+    Returns:
+        Dict from metric name to value, not private.
+
+    Raises:
+        DicePrivacyError: If the optimizer is not private, or the model or its loss cannot
+            be trained privately.
+
+    Example:
+
+    >>> import dice_tf
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> model.compile(dice_tf.DiceSGDOptimizer(
+    ...     l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8), loss="mse")
+    >>> logs = private_train_step(model, (tf.ones([8, 4]), tf.ones([8, 1])))
+    >>> sorted(logs), int(model.optimizer.iterations)
+    (['loss'], 1)
+
+    Source: Zhang et al., ICLR 2024, Alg. 1, one iteration.
+    """
+    optimizer = _private_optimizer(model)
+    own_train_steps.note(model, data)
+    strategies.check_replicas(model, data)
+    x, y, sample_weight = unpack(model, data)
+    precision.check_float32_products()
+    _prepare(model, optimizer, x, y, sample_weight)
+    if tf.executing_eagerly() and not tf.distribute.has_strategy():
+        own_train_steps.check_first_marks(model, sample_weight)
+        if needs_comparison(model):
+            _compare_until_settled(model, _compare(model, data))
+    sums = _gradient_sums(model, optimizer, x, y, sample_weight)
+    if all(head is None for head in sums.head):
+        raise ModelError(f"The loss of model '{model.name}' depends on no trainable variable.")
+    _check_same_gradients(model, sums)
+    variables = model.trainable_variables
+    penalty, penalty_gradients = loss.regularization_gradients(variables)
+    marks = provenance.count_marks(sample_weight)
+    rows = tf.reduce_sum(metrics.present_examples(sample_weight, sums.losses))
+    optimizer.apply_private_update(sums, variables, penalty_gradients, marks, rows)
+    return metrics.update_metrics(model, x, y, sums.y_pred, sample_weight, sums.losses, penalty)
+
+
+def check_gradients(model: keras.Model, data: Any) -> None:
+    """Compares the per-example gradients of a few examples with their gradients alone.
+
+    `fit`, `train_on_batch` and steps that are not compiled do this for every compiled model,
+    before the first step, with the first batch that has something to compare. In a compiled
+    loop of your own, call it before the first step.
+
+    Args:
+        model: A Keras model compiled with a private optimizer and a loss.
+        data: A batch as `fit` gets it: `(x, y)` or `(x, y, sample_weight)`.
+
+    Raises:
+        GradientEngineError: If they differ: a layer or loss mixes examples, or a rule for a
+            layer is wrong.
+        ModelError: If the model has a layer that cannot be private, such as BatchNormalization.
+        LossError: If the loss has no value per example.
+        PlainGradientsError: If the optimizer is not private.
+
+    Example:
+
+    >>> import dice_tf
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> model.compile(dice_tf.DiceSGDOptimizer(
+    ...     l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8), loss="mse")
+    >>> check_gradients(model, (tf.ones([8, 4]), tf.ones([8, 1])))
+    """
+    _private_optimizer(model)
+    multi_worker.check_workers_agree(model)
+    if not _compare(*received_by_step(model, data)):
+        self_check.warn_unchecked(model, batches=1)
+
+
+def needs_comparison(model):
+    """Whether a compiled model's gradients are still to be compared, and it is asked for."""
+    checks = _checked.get(model)
+    if model in _steps_of_others:
+        return False
+    return model.optimizer.self_check and (checks is None or not checks.compared)
+
+
+def compare_gradients(model, data):
+    """Does what `check_gradients` does, without a warning until many batches compared nothing.
+
+    Args:
+        model: A Keras model compiled with a private optimizer and a loss.
+        data: A batch as `fit` gets it. All workers must make this call.
+    """
+    stepping, received = received_by_step(model, data)
+    if stepping is not model:
+        _steps_of_others.add(model)
+    _compare_until_settled(stepping, _compare(stepping, received))
+
+
+def _compare_until_settled(model, settled):
+    checks = _checked.get(model)
+    if settled or checks is None:
+        return
+    checks.batches_tried += 1
+    if checks.batches_tried == _MOST_BATCHES_TRIED:
+        self_check.warn_unchecked(model, checks.batches_tried)
+        checks.compared = True
+
+
+def forget_outdated_checks(model):
+    """Makes a model be checked anew if its loss, layers, variables or engine are others."""
+    if model in _checked and not _still_holds(_checked[model], model):
+        del _checked[model]
+
+
+def received_by_step(model, data):
+    """Returns the model and the batch of the private step that `fit` takes for a batch."""
+    strategy = model.distribute_strategy
+    with strategy.scope():
+        share = strategies.share_of_first_replica(strategy, data)
+        return own_train_steps.received(model, share)
+
+
+def _compare(model, data):
+    """Compares gradients; returns whether there was something to compare."""
+    optimizer, strategy = model.optimizer, model.distribute_strategy
+    x, y, sample_weight = unpack(model, strategies.share_of_first_replica(strategy, data))
+    with strategy.scope():
+        _prepare(model, optimizer, x, y, sample_weight)
+        if strategy.num_replicas_in_sync > 1:
+            # A step that replicas take together cannot make variables.
+            model._symbolic_build(data_batch=(x, y, sample_weight))
+    compared = True
+    if optimizer.mechanism.num_microbatches is None:
+        engine = functools.partial(engine_of(optimizer), model)
+        # Without XLA the reference engine may corrupt memory where it is allowed with it only.
+        compiled = bool(model.jit_compile) and optimizer.gradient_engine == "vectorized"
+        with strategies.first_replica(strategy):
+            compared = self_check.check_against_single_examples(
+                model, engine, x, y, sample_weight, compiled
+            )
+    # Otherwise the reference engine runs every microbatch on its own.
+    if multi_worker.has_several_workers(strategy):
+        # They must go on alike: whether the next batch is compared, too.
+        compared = bool(multi_worker.values_of_chief(strategy, [compared])[0])
+    _checked[model].compared |= compared
+    return compared
+
+
+def is_private(optimizer):
+    """Whether `optimizer` is one of this package's."""
+    return isinstance(getattr(optimizer, "mechanism", None), DiceMechanism)
+
+
+def _private_optimizer(model):
+    optimizer = getattr(model, "optimizer", None)
+    if not is_private(optimizer):
+        raise PlainGradientsError(
+            "A private step needs a model compiled with a private optimizer. Received: "
+            f"optimizer={type(optimizer).__name__}. Compile with DiceSGDOptimizer(...)."
+        )
+    return optimizer
+
+
+def unpack(model, data):
+    """Returns `(x, y, sample_weight)` of a batch as dense tensors; refuses one without targets."""
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    if y is None:
+        raise LossError(
+            f"Model '{model.name}' received no targets (y=None). Private training takes its loss "
+            "from `compile(loss=...)`, which compares outputs with targets; pass y, for an "
+            "autoencoder y=x."
+        )
+    x, y = dense.to_dense("x", x), dense.to_dense("y", y)
+    sample_weight = dense.to_dense("sample_weight", sample_weight)
+    if sample_weight is not None:
+        ones = tf.ones(tf.shape(tf.nest.flatten(x)[0])[:1])
+        # An output without weights, next to others that have them.
+        fill = lambda weight: ones if weight is None else weight
+        sample_weight = tf.nest.map_structure(fill, sample_weight)
+    return x, y, sample_weight
+
+
+def engine_of(optimizer):
+    """Returns the function that computes the gradients which a private optimizer clips."""
+    mechanism = optimizer.mechanism
+    if optimizer.gradient_engine == "vectorized" or mechanism.num_microbatches is not None:
+        return functools.partial(
+            vectorized.weighted_gradient_sums, microbatch_size=mechanism.microbatch_size
+        )
+    return layerwise.weighted_gradient_sums
+
+
+def _gradient_sums(model, optimizer, x, y, sample_weight):
+    engine = engine_of(optimizer)
+    weights = functools.partial(clip_weights, mechanism=optimizer.mechanism)
+    run = lambda x, y, sample_weight: engine(model, x, y, sample_weight, weights)
+    return chunks.sums_in_chunks(
+        run, x, y, sample_weight, optimizer.chunk_size, optimizer.mechanism.microbatch_size
+    )
+
+
+def _prepare(model, optimizer, x, y, sample_weight):
+    """Builds what is not built and refuses what cannot be private."""
+    symbolic = build_and_check_layers(model, x, y, sample_weight)
+    forget_outdated_checks(model)
+    if model not in _checked:
+        check_calls(model, *symbolic)
+        _checked[model] = types.SimpleNamespace(
+            parts=[weakref.ref(part) for part in _parts(model)],
+            settings=_settings(model),
+            compared=False,
+            batches_tried=0,
+            with_gradients=None,
+        )
+        if not optimizer.self_check:
+            self_check.warn_switched_off(model)
+    if not rebuilding.knows(optimizer, model.trainable_variables):
+        with tf.init_scope():
+            optimizer.build(model.trainable_variables)
+
+
+def build_and_check_layers(model, x, y, sample_weight):
+    """Builds a model and refuses layers that cannot be private; returns the batch as symbols."""
+    loss.compiled_loss(model)  # Refuses a loss of its own.
+    x, y, sample_weight = (_to_symbolic(part) for part in (x, y, sample_weight))
+    if not all(layer.built for layer in model._flatten_layers()):
+        keras.src.backend.compute_output_spec(model, x, training=False)
+    if not model.trainable_variables:
+        raise ModelError(
+            f"Model '{model.name}' has no trainable variables, so there is nothing to train."
+        )
+    model_checks.check_model(model)
+    return x, y, sample_weight
+
+
+def check_calls(model, x, y, sample_weight):
+    """Refuses a forward pass that stores data, and losses without a value per example.
+
+    Args:
+        model: A model that `build_and_check_layers` was called with.
+        x, y, sample_weight: What it returned.
+    """
+    outputs = model_checks.check_forward_pass(model, x)
+    loss.check_losses(model, y, outputs, sample_weight)
+
+
+def _check_same_gradients(model, sums):
+    """Refuses a step in which other variables have gradients: only those get noise."""
+    checks, now = _checked[model], [head is not None for head in sums.head]
+    before = now if checks.with_gradients is None else checks.with_gradients
+    changed = [
+        variable.path
+        for variable, was, has in zip(model.trainable_variables, before, now, strict=True)
+        if was != has
+    ]
+    if changed:
+        raise ModelError(
+            f"Variables {changed} of model '{model.name}' have gradients in some batches and none "
+            "in others. A variable gets noise with its gradient, so whether it moves would tell "
+            "about a batch. Let every step use them: multiply a part by 0 in place of leaving it "
+            "out."
+        )
+    checks.with_gradients = now
+
+
+def _parts(model):
+    return [loss.compiled_loss(model), *model.trainable_variables, *model._flatten_layers()]
+
+
+def _settings(model):
+    engine = model.optimizer.gradient_engine
+    return engine, [layer.trainable for layer in model._flatten_layers()]
+
+
+def _still_holds(checks, model):
+    parts = _parts(model)
+    # By identity, of what is alive: an `id` is given to another object after a time.
+    same = len(parts) == len(checks.parts) and all(
+        reference() is part for reference, part in zip(checks.parts, parts, strict=True)
+    )
+    return same and checks.settings == _settings(model)
+
+
+def _to_symbolic(structure):
+    return keras.tree.map_structure(
+        lambda t: (
+            t if t is None else keras.KerasTensor(t.shape, keras.backend.standardize_dtype(t.dtype))
+        ),
+        structure,
+    )
