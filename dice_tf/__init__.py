@@ -18,6 +18,7 @@ from dice_tf.sampling import (
     ShuffledEpochs,
 )
 from dice_tf.training.epsilon_callback import EpsilonCallback
+from dice_tf.training.gradient_norms import GradientNorms, gradient_norms
 from dice_tf.training.optimizers import (
     DiceAdamOptimizer,
     DiceSGDOptimizer,
@@ -32,6 +33,7 @@ __all__ = [
     "DiceMechanism",
     "DiceSGDOptimizer",
     "EpsilonCallback",
+    "GradientNorms",
     "PoissonSampling",
     "PrivacyPlan",
     "RandomAllocation",
@@ -46,6 +48,7 @@ __all__ = [
     "continue_sampling",
     "errors",
     "fix_model",
+    "gradient_norms",
     "make_dice_optimizer_class",
     "private_train_step",
     "register_rule",

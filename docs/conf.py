@@ -78,6 +78,7 @@ CONTENTS = {
     "Learn": ["differential_privacy", "Error feedback in five minutes <error_feedback>"],
     "Do": [
         "user_guide",
+        "choosing_the_clip",
         "your_data_on_disk",
         "Recipes <recipes>",
         "What works, and what is refused <features>",

@@ -77,6 +77,12 @@ def samplings(data):
     return [source.sampling for source in sources(data)]
 
 
+def samplings_anywhere(data):
+    """Returns the sampling objects behind a data set, whatever was done to their batches."""
+    marked = (node for node in _behind(data) if hasattr(node, "dice_tf_source"))
+    return [node.dice_tf_source.sampling for node in marked]
+
+
 def row_order(found):
     """Returns the order of rows behind a list of `Source`s by now, `None` if it means nothing."""
     return found[0].row_order() if found and found[0].row_order else None

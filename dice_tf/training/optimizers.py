@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from dice_tf.errors import OptimizerArgumentError
+from dice_tf.training.bias_corrected_adam import NoiseBiasCorrection
 from dice_tf.training.private_update import PrivateUpdate
 
 __all__ = ["DiceAdamOptimizer", "DiceSGDOptimizer", "make_dice_optimizer_class"]
@@ -76,7 +77,10 @@ def make_dice_optimizer_class(keras_optimizer_class: Any) -> Any:
         "__module__": __name__,
         "__doc__": f"Private `{name}` with error feedback; see `make_dice_optimizer_class`.",
     }
-    private_class = type(f"Dice{name}Optimizer", (PrivateUpdate, keras_optimizer_class), members)
+    bases = (PrivateUpdate, keras_optimizer_class)
+    if keras_optimizer_class.update_step is keras.optimizers.Adam.update_step:
+        bases = (PrivateUpdate, NoiseBiasCorrection, keras_optimizer_class)
+    private_class = type(f"Dice{name}Optimizer", bases, members)
     # Two classes of one name must not be taken for each other when a file is loaded.
     stock = getattr(keras.optimizers, name, None) is keras_optimizer_class
     package = "dice_tf" if stock else f"dice_tf.{keras_optimizer_class.__module__}"
@@ -179,7 +183,7 @@ class DiceSGDOptimizer(PrivateUpdate, keras.optimizers.SGD):
 
 
 @keras.saving.register_keras_serializable(package="dice_tf")
-class DiceAdamOptimizer(PrivateUpdate, keras.optimizers.Adam):
+class DiceAdamOptimizer(PrivateUpdate, NoiseBiasCorrection, keras.optimizers.Adam):
     r"""Differentially private Adam with error feedback.
 
     \[x^{t+1} = \mathrm{Adam}(x^t, v^t + w^t)\]
@@ -187,7 +191,25 @@ class DiceAdamOptimizer(PrivateUpdate, keras.optimizers.Adam):
     with \(v\), \(e\) and \(w\) of `DiceSGDOptimizer`. Both moments are of the noised
     direction \(v + w\), so they cost no privacy; the error \(e\) is from the un-noised one.
 
+    With `correct_noise_bias=True` (DP-AdamBC) the variance of the noise is subtracted from the
+    second moment, which otherwise is mostly noise:
+
+    \[x^{t+1} = x^t - \eta\, \hat m^t \Big/ \Big(\sqrt{\max(\hat v^t - \phi,\ \gamma')}
+      + \epsilon^t\Big), \qquad \phi = (z C_1 / B)^2\]
+
+    with Adam's moments \(\hat m\) and \(\hat v\), divided by \(1 - \beta^t\), and
+    \(\epsilon^t = \epsilon / \sqrt{1 - \beta_2^t}\), as Keras has it. With
+    `rescale_to_unit_norm`, \(\phi = (z / B)^2\). That variance is public, so this is
+    post-processing, and epsilon stays as it is. Gradients of weight regularizers get no noise and
+    stay in the second moment. Without noise it is plain Adam.
+
     Args:
+        correct_noise_bias: Whether the variance of the noise is subtracted. Coordinates with
+            little signal then take longer steps: tune `learning_rate` anew. Not with `amsgrad`.
+        noise_bias_floor: Float > 0, \(\gamma'\), in squared units of the direction: below it no
+            second moment falls, so that no step gets too long. Smaller is bolder. `None`: one
+            standard deviation of what noise adds to \(\hat v^t\),
+            \(\phi \sqrt{2 (1 - \beta_2)(1 + \beta_2^t) / ((1 + \beta_2)(1 - \beta_2^t))}\).
         **arguments: Of `DiceSGDOptimizer` and of `keras.optimizers.Adam` (`beta_1`,
             `beta_2`, `epsilon`, `amsgrad`, ...). `learning_rate` defaults to Keras' 0.001.
 
@@ -202,7 +224,9 @@ class DiceAdamOptimizer(PrivateUpdate, keras.optimizers.Adam):
     >>> optimizer.mechanism.noise_stddev, float(optimizer.learning_rate)
     (0.001, 0.0010000000474974513)
 
-    Source: Zhang et al., ICLR 2024, appendix, the Adam variant.
+    Source: Zhang et al., ICLR 2024, appendix, the Adam variant. Tang, Shpilevskiy and Lécuyer,
+    "DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless You Apply Bias Correction)", AAAI 2024,
+    Alg. 1 (the correction and \(\gamma'\)); the default of the floor is our own.
     """
 
 

@@ -67,7 +67,7 @@ def private_train_step(model: keras.Model, data: Any) -> dict[str, Any]:
     optimizer = _private_optimizer(model)
     own_train_steps.note(model, data)
     strategies.check_replicas(model, data)
-    x, y, sample_weight = _unpack(model, data)
+    x, y, sample_weight = unpack(model, data)
     precision.check_float32_products()
     _prepare(model, optimizer, x, y, sample_weight)
     if tf.executing_eagerly() and not tf.distribute.has_strategy():
@@ -114,7 +114,7 @@ def check_gradients(model: keras.Model, data: Any) -> None:
     """
     _private_optimizer(model)
     multi_worker.check_workers_agree(model)
-    if not _compare(*_received(model, data)):
+    if not _compare(*received_by_step(model, data)):
         self_check.warn_unchecked(model, batches=1)
 
 
@@ -133,7 +133,7 @@ def compare_gradients(model, data):
         model: A Keras model compiled with a private optimizer and a loss.
         data: A batch as `fit` gets it. All workers must make this call.
     """
-    stepping, received = _received(model, data)
+    stepping, received = received_by_step(model, data)
     if stepping is not model:
         _steps_of_others.add(model)
     _compare_until_settled(stepping, _compare(stepping, received))
@@ -155,7 +155,7 @@ def forget_outdated_checks(model):
         del _checked[model]
 
 
-def _received(model, data):
+def received_by_step(model, data):
     """Returns the model and the batch of the private step that `fit` takes for a batch."""
     strategy = model.distribute_strategy
     with strategy.scope():
@@ -166,7 +166,7 @@ def _received(model, data):
 def _compare(model, data):
     """Compares gradients; returns whether there was something to compare."""
     optimizer, strategy = model.optimizer, model.distribute_strategy
-    x, y, sample_weight = _unpack(model, strategies.share_of_first_replica(strategy, data))
+    x, y, sample_weight = unpack(model, strategies.share_of_first_replica(strategy, data))
     with strategy.scope():
         _prepare(model, optimizer, x, y, sample_weight)
         if strategy.num_replicas_in_sync > 1:
@@ -174,7 +174,7 @@ def _compare(model, data):
             model._symbolic_build(data_batch=(x, y, sample_weight))
     compared = True
     if optimizer.mechanism.num_microbatches is None:
-        engine = functools.partial(_engine(optimizer), model)
+        engine = functools.partial(engine_of(optimizer), model)
         # Without XLA the reference engine may corrupt memory where it is allowed with it only.
         compiled = bool(model.jit_compile) and optimizer.gradient_engine == "vectorized"
         with strategies.first_replica(strategy):
@@ -204,7 +204,8 @@ def _private_optimizer(model):
     return optimizer
 
 
-def _unpack(model, data):
+def unpack(model, data):
+    """Returns `(x, y, sample_weight)` of a batch as dense tensors; refuses one without targets."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     if y is None:
         raise LossError(
@@ -222,7 +223,8 @@ def _unpack(model, data):
     return x, y, sample_weight
 
 
-def _engine(optimizer):
+def engine_of(optimizer):
+    """Returns the function that computes the gradients which a private optimizer clips."""
     mechanism = optimizer.mechanism
     if optimizer.gradient_engine == "vectorized" or mechanism.num_microbatches is not None:
         return functools.partial(
@@ -232,7 +234,7 @@ def _engine(optimizer):
 
 
 def _gradient_sums(model, optimizer, x, y, sample_weight):
-    engine = _engine(optimizer)
+    engine = engine_of(optimizer)
     weights = functools.partial(clip_weights, mechanism=optimizer.mechanism)
     run = lambda x, y, sample_weight: engine(model, x, y, sample_weight, weights)
     return chunks.sums_in_chunks(
@@ -242,19 +244,10 @@ def _gradient_sums(model, optimizer, x, y, sample_weight):
 
 def _prepare(model, optimizer, x, y, sample_weight):
     """Builds what is not built and refuses what cannot be private."""
-    loss.compiled_loss(model)  # Refuses a loss of its own.
-    x, y, sample_weight = (_to_symbolic(part) for part in (x, y, sample_weight))
-    if not all(layer.built for layer in model._flatten_layers()):
-        keras.src.backend.compute_output_spec(model, x, training=False)
-    if not model.trainable_variables:
-        raise ModelError(
-            f"Model '{model.name}' has no trainable variables, so there is nothing to train."
-        )
-    model_checks.check_model(model)
+    symbolic = build_and_check_layers(model, x, y, sample_weight)
     forget_outdated_checks(model)
     if model not in _checked:
-        outputs = model_checks.check_forward_pass(model, x)
-        loss.check_losses(model, y, outputs, sample_weight)
+        check_calls(model, *symbolic)
         _checked[model] = types.SimpleNamespace(
             parts=[weakref.ref(part) for part in _parts(model)],
             settings=_settings(model),
@@ -267,6 +260,31 @@ def _prepare(model, optimizer, x, y, sample_weight):
     if not rebuilding.knows(optimizer, model.trainable_variables):
         with tf.init_scope():
             optimizer.build(model.trainable_variables)
+
+
+def build_and_check_layers(model, x, y, sample_weight):
+    """Builds a model and refuses layers that cannot be private; returns the batch as symbols."""
+    loss.compiled_loss(model)  # Refuses a loss of its own.
+    x, y, sample_weight = (_to_symbolic(part) for part in (x, y, sample_weight))
+    if not all(layer.built for layer in model._flatten_layers()):
+        keras.src.backend.compute_output_spec(model, x, training=False)
+    if not model.trainable_variables:
+        raise ModelError(
+            f"Model '{model.name}' has no trainable variables, so there is nothing to train."
+        )
+    model_checks.check_model(model)
+    return x, y, sample_weight
+
+
+def check_calls(model, x, y, sample_weight):
+    """Refuses a forward pass that stores data, and losses without a value per example.
+
+    Args:
+        model: A model that `build_and_check_layers` was called with.
+        x, y, sample_weight: What it returned.
+    """
+    outputs = model_checks.check_forward_pass(model, x)
+    loss.check_losses(model, y, outputs, sample_weight)
 
 
 def _check_same_gradients(model, sums):
