@@ -15,8 +15,12 @@ from dice_tf import accounting
 from dice_tf.accounting import loss_distribution
 from dice_tf.errors import AccountingError
 from dice_tf.mechanism import DiceMechanism
-from dice_tf.random_allocation import RandomAllocation
-from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, ShuffledEpochs
+from dice_tf.sampling import (
+    CyclicPoissonSampling,
+    PoissonSampling,
+    RandomAllocation,
+    ShuffledEpochs,
+)
 
 RATES = (1e-5, 0.001, 0.01, 0.1, 0.5, 0.9)
 

@@ -14,8 +14,12 @@ from dice_tf import accounting
 from dice_tf.accounting import loss_distribution
 from dice_tf.errors import AccountingError
 from dice_tf.mechanism import DiceMechanism
-from dice_tf.random_allocation import RandomAllocation
-from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, ShuffledEpochs
+from dice_tf.sampling import (
+    CyclicPoissonSampling,
+    PoissonSampling,
+    RandomAllocation,
+    ShuffledEpochs,
+)
 
 DELTA = 1e-5
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from dice_tf.accounting import events, trade_off
 from dice_tf.accounting.epsilon import account_of
+from dice_tf.checks.arguments import check_number
 from dice_tf.errors import AccountingError
-from dice_tf.mechanism import check_number
 
 if TYPE_CHECKING:
     # At run time it would load TensorFlow.
