@@ -15,6 +15,8 @@ from dice_tf.accounting.epsilon import account_of
 from dice_tf.checks.arguments import check_number
 from dice_tf.errors import AccountingError
 
+__all__ = ["true_positive_rates"]
+
 if TYPE_CHECKING:
     # At run time it would load TensorFlow.
     from dice_tf.mechanism import DiceMechanism

@@ -34,6 +34,8 @@ from dice_tf.sampling import conversion
 from dice_tf.training import private_step
 from dice_tf.training.optimizer_arguments import check_engine
 
+__all__ = ["GradientNorms", "gradient_norms"]
+
 PERCENTS = (10, 25, 50, 75, 90, 99)
 
 
