@@ -272,7 +272,9 @@ def _epsilon(mechanism, sampling, steps, delta, accountant, relation):
 
     if accountant == "pld":
         event = events.compose(rounds)
-        exchange = two_moves and mechanism.num_microbatches is None
+        # dp_accounting takes other rounds for what they are, and an exchange moves those twice.
+        exchange = two_moves and all(r.sampling_probability < 1 for r in rounds)
+        exchange = exchange and mechanism.num_microbatches is None
         exchange = exchange and not events.is_unbounded(mechanism) and supports_exchange(event)
         if events.is_unbounded(mechanism):
             event = events.mixture_event(mechanism, sampling, steps) or event
@@ -297,7 +299,7 @@ def run_rounds(mechanism, sampling, steps, delta, relation=None):
     """Returns the list of `Round`s of a run; `delta` decides how to split the unbounded form."""
     if not events.is_unbounded(mechanism):
         return events.bounded_rounds(mechanism, sampling, steps, relation)
-    if not events.check_sampling(sampling):
+    if not events.is_amplified(sampling):
         return events.unbounded_rounds(mechanism, sampling, steps, relation)
 
     @functools.cache
