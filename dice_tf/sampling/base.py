@@ -4,8 +4,8 @@ r"""How examples are drawn, and what that draw is worth to the accountant.
 
 One object says both, so that the batches that are trained on and the sampling that
 epsilon assumes cannot differ. A new sampler is one class that defines its draws
-(`draw_plan`) and their price (`accounted_rounds`). \(N\) = `num_examples`, \(B\) = `expected_batch_size`,
-\(m\) = `num_groups`, \(T\) = number of steps.
+(`draw_plan`) and their price (`accounted_rounds`). \(N\) = `num_examples`,
+\(B\) = `expected_batch_size`, \(m\) = `num_groups`, \(T\) = number of steps.
 """
 
 import abc
