@@ -354,6 +354,9 @@ class Sampling(abc.ABC):
         admission.mark(data, admission.Source(self, draws, order))
         return data.apply(tf.data.experimental.assert_cardinality(self.steps_per_epoch)).prefetch(2)
 
+    def _begin_iteration(self):
+        return self._state.begin_iteration(self.seed is not None)
+
     def _groups(self):
         if self.num_groups == 1:
             return [None]
