@@ -28,6 +28,7 @@ releases are a function of these finer ones, and one entry then costs a Gaussian
 squared ratio C1 (C1+C2) / sigma^2 + s (C2/s) (C1+C2) / sigma^2 = ((C1+C2)/sigma)^2.
 """
 
+from collections.abc import Sequence
 import math
 from typing import Any, NamedTuple
 
@@ -75,7 +76,7 @@ class Round(NamedTuple):
 
 
 # What a sampling asks for a run: rounds that compose adaptively.
-Rounds = list[Round | AllocatedRound]
+Rounds = Sequence[Round | AllocatedRound]
 
 
 def check_sampling(sampling: Any) -> None:
@@ -201,7 +202,8 @@ def is_unbounded(mechanism):
 
 def is_amplified(sampling):
     """Whether an example may stay out of its turn, which lowers the cost of the turn."""
-    return any(r.sampling_probability < 1.0 for r in sampling.accounted_rounds(1.0, 1))
+    rounds = sampling.accounted_rounds(1.0, sampling.steps_per_epoch)
+    return any(r.sampling_probability < 1.0 for r in rounds)
 
 
 def _extra_factor(mechanism, sampling, relation):

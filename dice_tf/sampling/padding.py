@@ -1,6 +1,6 @@
 # Copyright 2026 The dice_tf Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of weight 0 that bring batches to few sizes.
+"""Rows of weight 0 that bring batches to few sizes, and draws that are padded so.
 
 They are rows that were not drawn. A loop that loses their weight 0 still clips each of them,
 and an example then enters a step once, where a copy of a drawn row would enter it twice.
@@ -72,6 +72,9 @@ def padded_draws(
             over the data and the group, `cycle` counts the turns of the groups in it.
         planned_steps: As for `draw_plan`.
         replicas: As for `draw_plan`.
+
+    Returns:
+        `begin`, `draw` and `None`, as `draw_plan` returns them.
     """
     multiple, probability = math.lcm(_SIZE_MULTIPLE, replicas), sampling.sampling_probability
 
