@@ -15,6 +15,7 @@ from dice_tf.sampling import (
     CyclicPoissonSampling,
     PoissonSampling,
     RandomAllocation,
+    Sampling,
     ShuffledEpochs,
 )
 from dice_tf.training.epsilon_callback import EpsilonCallback
@@ -37,6 +38,7 @@ __all__ = [
     "PoissonSampling",
     "PrivacyPlan",
     "RandomAllocation",
+    "Sampling",
     "ShuffledEpochs",
     "__version__",
     "accounted_run",

@@ -317,7 +317,7 @@ def test_neighbouring_relations_are_named_and_refused():
     )
     assert replaced.neighbouring_relation == "replace_one"
     assert result.epsilon < replaced.epsilon
-    with pytest.raises(AccountingError, match="shuffled epochs"):
+    with pytest.raises(AccountingError, match="`ShuffledEpochs`: adding one example moves"):
         accounting.guarantee(
             mechanism, shuffled, 100, 1e-5, neighbouring_relation="add_or_remove_one"
         )

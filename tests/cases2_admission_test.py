@@ -248,8 +248,8 @@ def test_a3_data_that_shows_each_example_once_is_allowed(name):
 class OftenTheFirst(PoissonSampling):
     """Draws the first row at every step."""
 
-    def _plan(self, planned_steps, replicas=1):
-        begin, draw, size = super()._plan(planned_steps, replicas)
+    def draw_plan(self, planned_steps, replicas=1):
+        begin, draw, size = super().draw_plan(planned_steps, replicas)
 
         def draw_first(iteration, step):
             indices, weights = draw(iteration, step)

@@ -267,7 +267,7 @@ def test_a_draw_is_never_cut_and_sizes_are_few():
 def test_planned_runs_rarely_need_a_second_size(kind):
     overflown = 0
     for seed in range(40):
-        begin, draw, _ = kind(200, 20, seed=seed)._plan(20)
+        begin, draw, _ = kind(200, 20, seed=seed).draw_plan(20)
         iteration = begin()
         overflown += len({len(draw(iteration, np.int64(step))[0]) for step in range(20)}) > 1
     # At most Binomial(40, 0.1).

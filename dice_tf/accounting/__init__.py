@@ -11,7 +11,7 @@ from dice_tf.accounting.calibration import (
 )
 from dice_tf.accounting.composition import compose_epsilon
 from dice_tf.accounting.epsilon import PrivacyGuarantee, compute_epsilon, dp_event, guarantee
-from dice_tf.accounting.events import NEIGHBOURING_RELATIONS
+from dice_tf.accounting.events import NEIGHBOURING_RELATIONS, Round
 from dice_tf.accounting.paper import (
     Counterexample,
     counterexample_epsilon_lower_bound,
@@ -24,6 +24,7 @@ __all__ = [
     "NEIGHBOURING_RELATIONS",
     "Counterexample",
     "PrivacyGuarantee",
+    "Round",
     "calibrate_batch_size",
     "calibrate_noise_multiplier",
     "calibrate_steps",

@@ -62,7 +62,8 @@ def compose_epsilon(
     runs = [_checked(run, delta) for run in runs]
     _check_draws([sampling for _, sampling, steps in runs if steps])
     delta = float(delta) if runs else events.check_delta(delta, 1)
-    shuffled = any(not events.check_sampling(sampling) for _, sampling, _ in runs)
+    shuffled = any(not sampling.own_coins for _, sampling, _ in runs)
+    known = all(isinstance(r, events.Round) for _, s, n in runs for r in s.accounted_rounds(1.0, n))
     rounds, parts = [], []
     for mechanism, sampling, steps in runs:
         if shuffled and mechanism.num_microbatches is not None and events.is_amplified(sampling):
@@ -79,9 +80,7 @@ def compose_epsilon(
         new = run_rounds(mechanism, sampling, steps, delta)
         rounds += new
         # dp_accounting composes it, but not with an event that it does not know.
-        tight = events.is_unbounded(mechanism) and not any(
-            events.is_allocated(other) for _, other, _ in runs
-        )
+        tight = known and events.is_unbounded(mechanism)
         tight = tight and events.mixture_event(mechanism, sampling, steps)
         parts.append(tight or events.compose(new))
     if not rounds:

@@ -349,7 +349,9 @@ def account_of(mechanism, sampling, steps, delta, accountant, relation):
     if events.is_unbounded(mechanism):
         event = events.mixture_event(mechanism, sampling, steps) or event
     special = None
-    if two_moves and mechanism.num_microbatches is None and not events.is_unbounded(mechanism):
+    # dp_accounting takes other rounds for what they are, and an exchange moves those twice.
+    sampled = all(r.sampling_probability < 1 for r in rounds) and not events.is_unbounded(mechanism)
+    if two_moves and sampled and mechanism.num_microbatches is None:
         special = dp_accounting.NeighboringRelation.REPLACE_ONE
     elif relation == events.REPLACE_BY_EMPTY and not two_moves:
         special = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
@@ -382,7 +384,7 @@ def run_rounds(mechanism, sampling, steps, delta, relation=None):
     """Returns the list of `Round`s of a run; `delta` decides how to split the unbounded form."""
     if not events.is_unbounded(mechanism):
         return events.bounded_rounds(mechanism, sampling, steps, relation)
-    if not events.check_sampling(sampling):
+    if not events.is_amplified(sampling):
         return events.unbounded_rounds(mechanism, sampling, steps, relation)
 
     @functools.cache

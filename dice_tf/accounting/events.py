@@ -28,6 +28,7 @@ releases are a function of these finer ones, and one entry then costs a Gaussian
 squared ratio C1 (C1+C2) / sigma^2 + s (C2/s) (C1+C2) / sigma^2 = ((C1+C2)/sigma)^2.
 """
 
+from collections.abc import Sequence
 import math
 from typing import Any, NamedTuple
 
@@ -86,42 +87,29 @@ class Round(NamedTuple):
         return dp_accounting.SelfComposedDpEvent(event, self.count)
 
 
-def check_sampling(sampling: Any) -> bool:
+# What a sampling asks for a run: rounds that compose adaptively.
+Rounds = Sequence[Round | AllocatedRound]
+
+
+def check_sampling(sampling: Any) -> None:
     """Refuses a sampling whose privacy cost is not known.
 
     Args:
-        sampling: `PoissonSampling`, `CyclicPoissonSampling` or `ShuffledEpochs`.
-
-    Returns:
-        Whether every example is drawn by its own coin at every turn of its group
-        (`True`), or once per epoch (`False`).
+        sampling: `PoissonSampling`, `CyclicPoissonSampling`, `RandomAllocation`,
+            `ShuffledEpochs`, or another sampler whose class defines `accounted_rounds`.
 
     Raises:
         AccountingError: For any other type: how it draws decides what it costs.
     """
-    # Imported late, because sampling loads TensorFlow.
-    from dice_tf import sampling as sampling_lib
-
-    # Exact types: a subclass may draw in another way, which costs something else.
-    if type(sampling) in (sampling_lib.PoissonSampling, sampling_lib.CyclicPoissonSampling):
-        return True
-    if is_allocated(sampling):
-        return True
-    if type(sampling) is sampling_lib.ShuffledEpochs:
-        return False
-    raise AccountingError(
-        "Argument `sampling` must be a `PoissonSampling`, `CyclicPoissonSampling`, "
-        "`RandomAllocation` or `ShuffledEpochs`, not of a class derived from them, whose draws may "
-        f"cost more. Received: sampling={sampling!r} (of type {type(sampling).__name__}). "
-        "Use `ShuffledEpochs` for data in any order in which each example comes once per epoch."
-    )
-
-
-def is_allocated(sampling):
-    """Whether every example takes part once in every epoch, at a step of its own draw."""
-    from dice_tf.sampling import RandomAllocation
-
-    return type(sampling) is RandomAllocation
+    # In the class itself: a subclass may draw in another way, which costs something else.
+    if "accounted_rounds" not in vars(type(sampling)):
+        raise AccountingError(
+            "Argument `sampling` must be a `PoissonSampling`, `CyclicPoissonSampling`, "
+            "`RandomAllocation`, `ShuffledEpochs` or your own that defines `accounted_rounds`, not "
+            "of a class derived from them, whose draws may cost more. Received: "
+            f"sampling={sampling!r} (of type {type(sampling).__name__}). Use `ShuffledEpochs` for "
+            "data in any order in which each example comes once per epoch."
+        )
 
 
 def check_run(mechanism, sampling, steps):
@@ -160,25 +148,8 @@ def check_run(mechanism, sampling, steps):
             f"steps={steps!r}. For a run that was made, ask "
             "`dice_tf.run_epsilon(model, sampling, delta)`; for a plan, give an int."
         )
-    if is_allocated(sampling):
-        _check_allocation(mechanism, sampling)
+    sampling.check_mechanism(mechanism)
     return check_integer("steps", steps, minimum=0, error=AccountingError)
-
-
-def _check_allocation(mechanism, sampling):
-    if is_unbounded(mechanism) or mechanism.num_microbatches is not None:
-        raise AccountingError(
-            "`RandomAllocation` is accounted with bounded residuals of single examples. Received: "
-            f"bound_residuals={mechanism.bound_residuals!r}, "
-            f"num_microbatches={mechanism.num_microbatches}. Leave both arguments out, or draw by "
-            "`CyclicPoissonSampling`."
-        )
-    if mechanism.error_norm_clip and not sampling.separates_entries(mechanism.feedback_steps):
-        raise AccountingError(
-            "`RandomAllocation` is accounted where a residual is gone before its example is back. "
-            f"Received: feedback_steps={mechanism.feedback_steps} with {sampling!r}. Take "
-            f"num_groups={mechanism.feedback_steps + 1} or more."
-        )
 
 
 def check_delta(delta: Any, num_examples: int) -> float:
@@ -213,26 +184,25 @@ def neighbouring_relation_of(sampling, neighbouring_relation=None):
 
     Returns:
         A key of `NEIGHBOURING_RELATIONS`. The natural one is `"add_or_remove_one"`
-        where every example has its own coin, and `"replace_by_empty"` for shuffled
-        epochs, where adding an example would move the others to other batches.
+        where every example has its own coins, and `"replace_by_empty"` elsewhere, as for
+        shuffled epochs: adding an example would move the others to other batches.
 
     Raises:
         AccountingError: If the relation is unknown, or is `"add_or_remove_one"` where
             an added example would move the others.
     """
-    moves_others = not check_sampling(sampling)
     if neighbouring_relation is None:
-        return REPLACE_BY_EMPTY if moves_others else ADD_OR_REMOVE_ONE
+        return ADD_OR_REMOVE_ONE if sampling.own_coins else REPLACE_BY_EMPTY
     if neighbouring_relation not in NEIGHBOURING_RELATIONS:
         raise AccountingError(
             f"Argument `neighbouring_relation` must be one of {tuple(NEIGHBOURING_RELATIONS)} or "
             f"None. Received: neighbouring_relation={neighbouring_relation!r}."
         )
-    if neighbouring_relation == ADD_OR_REMOVE_ONE and moves_others:
+    if neighbouring_relation == ADD_OR_REMOVE_ONE and not sampling.own_coins:
         raise AccountingError(
-            'neighbouring_relation="add_or_remove_one" cannot be claimed for shuffled epochs: '
-            "adding one example moves the others to other batches. Use "
-            '"replace_by_empty" (the default there) or "replace_one".'
+            'neighbouring_relation="add_or_remove_one" cannot be claimed for '
+            f"`{type(sampling).__name__}`: adding one example moves the others to other batches. "
+            'Use "replace_by_empty" (the default there) or "replace_one".'
         )
     return neighbouring_relation
 
@@ -273,7 +243,8 @@ def is_unbounded(mechanism):
 
 def is_amplified(sampling):
     """Whether an example may stay out of its turn, which lowers the cost of the turn."""
-    return check_sampling(sampling) and sampling.sampling_probability < 1.0
+    rounds = sampling.accounted_rounds(1.0, sampling.steps_per_epoch)
+    return any(r.sampling_probability < 1.0 for r in rounds)
 
 
 def _extra_factor(mechanism, sampling, relation):
@@ -281,7 +252,7 @@ def _extra_factor(mechanism, sampling, relation):
     # end (a uniform order of n+1 arises from one of n by taking a place and sending its owner
     # last): two clipped means change, where a fixed order changes one.
     if mechanism.num_microbatches is not None:
-        return 2.0 if check_sampling(sampling) else 1.0
+        return 2.0 if sampling.own_coins else 1.0
     # Without amplification, exchanging an example moves the sum twice as far as emptying it;
     # with it, the accountant takes the exchange into account.
     return 2.0 if relation == REPLACE_ONE and not is_amplified(sampling) else 1.0
@@ -295,7 +266,7 @@ def _head_shift(mechanism, sampling, relation):
 
 
 def bounded_rounds(mechanism, sampling, steps, relation=None):
-    """Returns the rounds of a run with bounded residuals (forms 1, 1b, 2 and 3).
+    """Returns the rounds of a run with bounded residuals (forms 1, 1b, 2, 3 and 6).
 
     Args:
         mechanism: `DiceMechanism` for which `is_unbounded` is false.
@@ -306,15 +277,12 @@ def bounded_rounds(mechanism, sampling, steps, relation=None):
             the accountant.
 
     Returns:
-        List of one `Round`; see the table at the top of this module.
+        What `sampling.accounted_rounds` says; see the table at the top of this module.
     """
     separate = sampling.separates_entries(mechanism.feedback_steps)
     sensitivity = mechanism.sensitivity(separate_entries=separate)
     sensitivity *= _extra_factor(mechanism, sampling, relation)
-    noise_multiplier = mechanism.noise_stddev_of_sum / sensitivity
-    if is_allocated(sampling):
-        return [AllocatedRound(sampling.cycles_per_epoch, noise_multiplier, sampling.rounds(steps))]
-    return [Round(sampling.sampling_probability, noise_multiplier, sampling.rounds(steps))]
+    return sampling.accounted_rounds(mechanism.noise_stddev_of_sum / sensitivity, steps)
 
 
 def unbounded_rounds(mechanism, sampling, steps, relation=None, error_share: Any = None):
@@ -324,12 +292,12 @@ def unbounded_rounds(mechanism, sampling, steps, relation=None, error_share: Any
     of every later release may differ by up to \(2 C_2\), on the mean scale, whatever is
     drawn. That part gets no amplification:
 
-    * shuffled epochs: at its own K steps an example moves the release by at most
+    * without amplification: at its own K steps an example moves the release by at most
       \(2 C_2 + C_1/B\), at the other \(T - K\) by at most \(2 C_2\);
-    * Poisson: split the noise variance into a share q for the error and 1-q for the
+    * with it: split the noise variance into a share q for the error and 1-q for the
       gradients: T rounds of a Gaussian with multiplier \(\sqrt q\,\sigma_1 / (2 C_2)\)
-      and `sampling.rounds(T)` subsampled ones with
-      \(\sqrt{1-q}\,\sigma_1 B / C_1\). Every share is valid.
+      and the rounds of the sampling with \(\sqrt{1-q}\,\sigma_1 B / C_1\). Every share is
+      valid.
 
     Proof of the second: given the example's earlier coins, the two parts of a release
     are independent, the first a Gaussian shifted by at most 2 C2, the second a
@@ -341,40 +309,39 @@ def unbounded_rounds(mechanism, sampling, steps, relation=None, error_share: Any
         sampling: The run's sampling.
         steps: Int > 0.
         relation: A key of `NEIGHBOURING_RELATIONS`.
-        error_share: Float in (0, 1), the share q; not used for shuffled epochs.
+        error_share: Float in (0, 1), the share q; not used without amplification.
 
     Returns:
-        List of two `Round`s.
+        List of `Round`s.
     """
     error = 2.0 * mechanism.error_norm_clip
     head = _head_shift(mechanism, sampling, relation)
-    noise, turns = mechanism.noise_stddev, sampling.rounds(steps)
-    if not check_sampling(sampling):
-        rounds = [Round(1.0, noise / (error + head), turns)]
-        if steps > turns:
-            rounds.append(Round(1.0, noise / error, steps - turns))
-        return rounds
-    return [
-        Round(1.0, noise * math.sqrt(error_share) / error, steps),
-        Round(sampling.sampling_probability, noise * math.sqrt(1 - error_share) / head, turns),
-    ]
+    noise = mechanism.noise_stddev
+    if not is_amplified(sampling):
+        turns = sampling.accounted_rounds(noise / head, steps)
+        rounds = [Round(1.0, noise / (error + noise / r.noise_multiplier), r.count) for r in turns]
+        others = steps - sum(r.count for r in turns)
+        return rounds + [Round(1.0, noise / error, others)] * (others > 0)
+    turns = sampling.accounted_rounds(noise * math.sqrt(1 - error_share) / head, steps)
+    return [Round(1.0, noise * math.sqrt(error_share) / error, steps), *turns]
 
 
 def mixture_event(mechanism, sampling, steps):
     r"""Returns the tight event of form 4, if the installed dp_accounting knows it.
 
     At its turns the example shifts a release by at most \(2 C_2\) with probability
-    1 - q and \(2 C_2 + C_1/B\) with probability q (q = `sampling.sampling_probability`),
+    1 - q and \(2 C_2 + C_1/B\) with probability q, that of the rounds of the sampling;
     at the other steps by at most \(2 C_2\). A turn costs more than another step, so
     rounding the number of turns up is safe.
 
     Args:
         mechanism: `DiceMechanism` for which `is_unbounded` is true.
-        sampling: A Poisson sampling.
+        sampling: The run's sampling.
         steps: Int > 0.
 
     Returns:
-        A `dp_accounting.DpEvent`, or `None` before dp_accounting 0.4.4.
+        A `dp_accounting.DpEvent`, or `None` without amplification and before dp_accounting
+        0.4.4.
 
     Source: Choquette-Choo et al., "Privacy amplification for matrix mechanisms", 2023
     (mixture of Gaussians).
@@ -384,14 +351,14 @@ def mixture_event(mechanism, sampling, steps):
         return None
     error = 2.0 * mechanism.error_norm_clip
     head = _head_shift(mechanism, sampling, ADD_OR_REMOVE_ONE)
-    turns, probability = sampling.rounds(steps), sampling.sampling_probability
-    mixture = mixture_class(
-        mechanism.noise_stddev, [error, error + head], [1.0 - probability, probability]
-    )
-    events: list[dp_accounting.DpEvent] = [dp_accounting.SelfComposedDpEvent(mixture, turns)]
-    if steps > turns:
-        other = dp_accounting.GaussianDpEvent(mechanism.noise_stddev / error)
-        events.append(dp_accounting.SelfComposedDpEvent(other, steps - turns))
+    noise, others = mechanism.noise_stddev, steps
+    events: list[dp_accounting.DpEvent] = []
+    for q, noise_multiplier, turns in sampling.accounted_rounds(noise / head, steps):
+        mixture = mixture_class(noise, [error, error + noise / noise_multiplier], [1.0 - q, q])
+        events.append(dp_accounting.SelfComposedDpEvent(mixture, turns))
+        others -= turns
+    if others > 0:
+        events.append(Round(1.0, noise / error, others).event)
     return dp_accounting.ComposedDpEvent(events)
 
 

@@ -69,6 +69,11 @@ class AllocatedRound(NamedTuple):
     count: int
 
     @property
+    def sampling_probability(self):
+        """Float, with which an example takes part in a cycle."""
+        return 1.0 / self.cycles
+
+    @property
     def event(self):
         """The same as a `dp_accounting.DpEvent`, which `loss_distribution` knows."""
         event = RandomAllocationDpEvent(self.cycles, self.noise_multiplier)

@@ -221,29 +221,7 @@ def _parameters(mechanism, sampling, result, draws_are_secret):
 
 
 def _accounting(mechanism, sampling, steps):
-    amplified = events.check_sampling(sampling)
-    rounds = sampling.rounds(steps)
-    turn = "step" if sampling.num_groups == 1 else f"cycle of {sampling.num_groups} groups"
-    if events.is_allocated(sampling):
-        drawn = (
-            f"Every example takes part once per epoch, at one of {sampling.cycles_per_epoch} "
-            f"steps that it draws by its own coin anew for each: {rounds} epochs. An unfinished "
-            "epoch at the end counts in full."
-        )
-    elif amplified:
-        drawn = (
-            "Every example is drawn by its own coin, with probability "
-            f"{sampling.sampling_probability:.6g}, once per {turn}: {rounds} rounds."
-        )
-        if sampling.num_groups > 1:
-            drawn += " An unfinished cycle at the end counts in full."
-    else:
-        drawn = (
-            "Every example is used once per epoch, in any order. Shuffling is not accounted as "
-            f"random sampling: no amplification, {rounds} rounds. An unfinished epoch at the end "
-            "counts in full."
-        )
-    notes = [drawn]
+    notes = [sampling.description(steps)]
     if mechanism.clipping == "automatic":
         notes.append(
             "Each gradient is divided by its own norm, and what is fed back is not longer than "
@@ -272,7 +250,7 @@ def _accounting(mechanism, sampling, steps):
             f"Means of {mechanism.microbatch_size} examples are clipped, not single examples. One "
             "example can turn a clipped mean into any other: the sensitivity is doubled."
         )
-        if amplified:
+        if sampling.own_coins:
             notes.append(
                 "Drawing one more example also moves another one to a different microbatch: it is "
                 "doubled again."
@@ -286,7 +264,7 @@ def _comparison(mechanism, sampling, by_accountant):
     if by_accountant[0].neighbouring_relation == events.REPLACE_ONE:
         relation = events.REPLACE_ONE
     rows = [("this run", *(up(result.epsilon) for result in by_accountant))]
-    plain = _plain_sampling(sampling)
+    plain = plain_sampling(sampling)
     baselines = [(c1, "C1")] if c2 else []
     if c2 and not events.is_unbounded(mechanism):
         baselines.insert(0, (c1 + c2, "C1 + C2"))
@@ -309,7 +287,7 @@ def _comparison(mechanism, sampling, by_accountant):
     lines = [f"  {'epsilon':<52}{'RDP':>12}{'PLD':>12}"]
     lines += [f"  {name:<52}{renyi:>12}{loss:>12}" for name, renyi, loss in rows]
     if len(rows) > 1:
-        order = "in shuffled epochs" if plain is sampling else "by Poisson sampling"
+        order = "as here" if plain is sampling else "by Poisson sampling"
         note = f"DP-SGD means error_norm_clip=0, with the same noise and batch size, drawn {order}."
         if len(baselines) > 1:
             note += " Clipping to C1 + C2 discards as little of each gradient as this run does."
@@ -317,8 +295,9 @@ def _comparison(mechanism, sampling, by_accountant):
     return "\n".join(lines + [_paper_text(mechanism, sampling, steps, delta)])
 
 
-def _plain_sampling(sampling):
-    if not sampling.amplified:
+def plain_sampling(sampling):
+    """Returns the sampling of the DP-SGD that a run is compared with, of the same neighbours."""
+    if not sampling.own_coins:
         return sampling
     from dice_tf.sampling import PoissonSampling
 

@@ -7,6 +7,7 @@ mechanisms would be added up. So workers compare what decides epsilon before the
 step. What they compare travels between them as digests, and touches no disk.
 """
 
+import dataclasses
 import functools
 import hashlib
 from typing import Any
@@ -199,9 +200,9 @@ def join_workers(sampling):
                 f"{sampling!r}, current strategy {type(strategy).__name__}."
             )
         return strategy.num_replicas_in_sync
-    facts = {name: getattr(sampling, name) for name in ("num_examples", "expected_batch_size")}
-    facts.update(sampling=type(sampling).__name__, num_groups=sampling.num_groups)
-    check_same(strategy, facts, {"seed": sampling.seed}, SamplingError)
+    facts = {field.name: getattr(sampling, field.name) for field in dataclasses.fields(sampling)}
+    secret = {"seed": facts.pop("seed", None)}
+    check_same(strategy, {**facts, "sampling": type(sampling).__name__}, secret, SamplingError)
     state = sampling._state
     if not state.shared:
         words = [state.entropy >> shift & 0xFFFFFFFF for shift in range(0, 128, 32)]

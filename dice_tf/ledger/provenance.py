@@ -128,8 +128,12 @@ def sampling_name(sampling):
     """
     if not sampling.amplified:
         return UNSEEN - 1 - _digest(sampling.steps_per_epoch)
-    return _digest((type(sampling).__name__, sampling.num_examples,
-                    sampling.expected_batch_size, sampling.num_groups))  # fmt: skip
+    # Files keep names, so moving a module must not change those of this package.
+    package, kind = type(sampling).__module__.split(".")[0], type(sampling).__qualname__
+    facts = ("num_examples", "expected_batch_size", "num_groups")
+    own = [f.name for f in dataclasses.fields(sampling) if f.name not in (*facts, "seed")]
+    return _digest((f"{package}.{kind}".removeprefix("dice_tf."),
+                    *(getattr(sampling, name) for name in (*facts, *own))))  # fmt: skip
 
 
 def mechanism_name(mechanism):

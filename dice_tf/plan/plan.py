@@ -20,7 +20,7 @@ from dice_tf.checks.arguments import check_integer, check_number
 from dice_tf.errors import AccountingError, MechanismError, NoisyPlanWarning, SamplingError
 from dice_tf.mechanism import DiceMechanism
 from dice_tf.plan import choices, report
-from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, RandomAllocation, Sampling
+from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, Sampling
 from dice_tf.training.epsilon_callback import EpsilonCallback
 from dice_tf.training.optimizer_arguments import PRIVACY_ARGUMENTS, same_value
 
@@ -170,7 +170,7 @@ class PrivacyPlan:
         """Returns a number of feedback steps, and why it is that."""
         if ratio == 0:
             return 0, "as error_norm_clip_ratio is 0"
-        if isinstance(sampling, (CyclicPoissonSampling, RandomAllocation)):
+        if sampling is not None and sampling.num_groups > 1:
             return sampling.num_groups - 1, "one less than groups"
         if sampling is not None:
             return 0, "as it pays with groups only"

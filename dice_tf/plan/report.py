@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dice_tf import accounting
 from dice_tf.accounting.epsilon import ACCOUNTANTS, delta_up, up
-from dice_tf.sampling import PoissonSampling
+from dice_tf.accounting.statement import plain_sampling
 
 if TYPE_CHECKING:
     from dice_tf.plan import PrivacyPlan
@@ -95,9 +95,7 @@ def _noise_on_the_mean(plan: PrivacyPlan) -> str:
     epsilon = plan.epsilon()
     if plan.feedback_steps == 0 or not 0 < epsilon < math.inf:
         return text
-    sampling = plan.sampling
-    if sampling.amplified:
-        sampling = PoissonSampling(plan.num_examples, plan.batch_size)
+    sampling = plain_sampling(plan.sampling)
     dp_sgd = accounting.calibrate_noise_multiplier(
         epsilon, plan.delta, sampling, plan.steps, error_norm_clip=0.0, accountant=plan.accountant
     )

@@ -3,6 +3,7 @@
 """How batches are drawn, and what that draw is worth to the accountant."""
 
 from dice_tf.sampling.base import Sampling
+from dice_tf.sampling.padding import padded_draws
 from dice_tf.sampling.poisson import CyclicPoissonSampling, PoissonSampling
 from dice_tf.sampling.random_allocation import RandomAllocation
 from dice_tf.sampling.shuffled import ShuffledEpochs
@@ -13,4 +14,5 @@ __all__ = [
     "RandomAllocation",
     "Sampling",
     "ShuffledEpochs",
+    "padded_draws",
 ]

@@ -3,41 +3,50 @@
 r"""How examples are drawn, and what that draw is worth to the accountant.
 
 One object says both, so that the batches that are trained on and the sampling that
-epsilon assumes cannot differ. \(N\) = `num_examples`, \(B\) = `expected_batch_size`,
-\(m\) = `num_groups`, \(T\) = number of steps.
+epsilon assumes cannot differ. A new sampler is one class that defines its draws
+(`draw_plan`) and their price (`accounted_rounds`). \(N\) = `num_examples`,
+\(B\) = `expected_batch_size`, \(m\) = `num_groups`, \(T\) = number of steps.
 """
 
+import abc
+from collections.abc import Callable
 import dataclasses
 import functools
-import math
 import secrets
 from typing import TYPE_CHECKING, Any, cast
 import warnings
 
 import numpy as np
-from scipy import stats
 import tensorflow as tf
 
+from dice_tf.accounting.events import Rounds, is_unbounded
 from dice_tf.checks.arguments import check_integer
 from dice_tf.distribution import multi_worker
-from dice_tf.errors import SamplingError
+from dice_tf.errors import AccountingError, SamplingError
 from dice_tf.ledger import admission, provenance
-from dice_tf.sampling import padding, row_order
+from dice_tf.mechanism import DiceMechanism
+from dice_tf.sampling import row_order
 from dice_tf.sampling.data_sources import row_fetcher, row_weights
 from dice_tf.sampling.state import SamplingState, renew_in_forks
 
 __all__ = ["Sampling"]
 
-# Chance that some draw of the planned run needs a padded size above the smallest one.
-_OVERFLOW_PROBABILITY = 0.1
-_SIZE_MULTIPLE = 8
 # Independent streams derived from one seed.
 _ASSIGNMENT_STREAM, DRAW_STREAM = range(2)
 
+# What `draw_plan` returns.
+DrawPlan = tuple[Callable[[], np.ndarray], Callable[..., tuple[np.ndarray, ...]], int | None]
+
 
 @dataclasses.dataclass(frozen=True)
-class Sampling:
+class Sampling(abc.ABC):
     """What every way of drawing batches has in common; use one of its subclasses.
+
+    A new one is a frozen dataclass that defines `own_coins`, `draw_plan`, `accounted_rounds` and
+    `description`. All else follows from these: data sets, epsilon, calibration, statement.
+
+    A class is accounted only if it defines `accounted_rounds` itself. A derived class may draw in
+    another way, so it does not inherit the price of its parent.
 
     Args:
         num_examples: Int >= 1, the size N of the data set. It is declared, never taken
@@ -46,17 +55,41 @@ class Sampling:
 
     Raises:
         SamplingError: If a value is out of range or values contradict each other.
+
+    Example: exactly B examples at every step, all of them full releases.
+
+    >>> from dice_tf import accounting, mechanism, sampling
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class FixedSize(sampling.Sampling):
+    ...     seed: int | None = None
+    ...     own_coins = False
+    ...     def draw_plan(self, planned_steps, replicas=1):
+    ...         size = self.expected_batch_size
+    ...         pick = lambda pool, rng, epoch, cycle: rng.choice(pool, size, replace=False)
+    ...         return sampling.padded_draws(self, pick, planned_steps, replicas)
+    ...     def accounted_rounds(self, noise_multiplier, steps):
+    ...         return [accounting.Round(1.0, noise_multiplier, steps)]
+    ...     def description(self, steps):
+    ...         return f"Every step of {steps} draws {self.expected_batch_size} examples."
+    >>> dp_sgd = mechanism.DiceMechanism(
+    ...     l2_norm_clip=1.0, error_norm_clip=0.0, noise_multiplier=40.0, expected_batch_size=500)
+    >>> round(accounting.compute_epsilon(dp_sgd, FixedSize(10_000, 500), steps=100, delta=1e-5), 2)
+    1.01
+
+    Source: own; the price is for the class to prove, as in `docs/privacy.md`, section 2.
     """
 
     num_examples: int
     expected_batch_size: int
 
     if TYPE_CHECKING:
-        # Every subclass has this field, behind its own; and the state is none of the fields.
-        seed = property(lambda self: cast(int | None, None))
+        # None of the fields.
         _state: SamplingState = dataclasses.field(init=False)
 
     num_groups = 1
+    seed = cast("int | None", None)  # With an annotation it would be a field before all others.
+    # Whether epsilon is of batches that this very object is seen to draw. If not, it is of any
+    # data that shows each example once per epoch.
     amplified = True
     # Whether an example takes part once in every epoch, so that `fit` must show whole ones.
     whole_epochs = False
@@ -92,6 +125,68 @@ class Sampling:
         return type(self), tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
     @property
+    @abc.abstractmethod
+    def own_coins(self) -> bool:
+        """Whether examples take part by coins of their own, whatever other examples there are.
+
+        Then an example can be added or removed. If not, one more would move others to other
+        batches, and the guarantee is for an example that is replaced by an empty one.
+        """
+
+    @abc.abstractmethod
+    def draw_plan(self, planned_steps: int, replicas: int = 1) -> DrawPlan:
+        """Returns how batches are drawn; `padding.padded_draws` makes one from a single function.
+
+        Args:
+            planned_steps: Int >= 1, for how many steps padded sizes should do.
+            replicas: Int >= 1; numbers of rows are multiples of it.
+
+        Returns:
+            `begin`, `draw` and the number of rows of every batch (`None`: it varies). `begin()`
+            gives the int64 vector that identifies one iteration; `draw(iteration, step)` the
+            int64 row indices and float32 weights (1 drawn, 0 padding) of one batch.
+        """
+
+    @abc.abstractmethod
+    def accounted_rounds(self, noise_multiplier: float, steps: int) -> Rounds:
+        """Returns the price of these draws, which the class that defines it has a proof for.
+
+        Args:
+            noise_multiplier: Float > 0, noise over what one entry of an example moves, its
+                residuals included: in quadrature where `separates_entries`, else their sum.
+            steps: Int >= 0, number of optimizer steps.
+
+        Returns:
+            `accounting.Round`s whose adaptive composition is no less distinguishable, in both
+            directions, than the run with an example and without. Those of one epoch say whether
+            there is any amplification.
+        """
+
+    @abc.abstractmethod
+    def description(self, steps: int) -> str:
+        """Returns what the statement says about the draws of `steps` steps and their price."""
+
+    def check_mechanism(self, mechanism: DiceMechanism) -> None:
+        """Refuses a mechanism for which the price is not proven.
+
+        Unless a class says otherwise, that is one with unbounded residuals, whose error moves
+        whether its example is drawn or not, or with microbatches, which an example shares.
+
+        Args:
+            mechanism: `DiceMechanism` of the run.
+
+        Raises:
+            AccountingError: If it is such a one.
+        """
+        if is_unbounded(mechanism) or mechanism.num_microbatches is not None:
+            raise AccountingError(
+                f"`{type(self).__name__}` is accounted with bounded residuals of single examples. "
+                f"Received: bound_residuals={mechanism.bound_residuals!r}, "
+                f"num_microbatches={mechanism.num_microbatches}. Leave both arguments out, or draw "
+                "by `CyclicPoissonSampling`."
+            )
+
+    @property
     def sampling_probability(self) -> float:
         """Probability with which a member of the active group is drawn at a step."""
         return self.num_groups * self.expected_batch_size / self.num_examples
@@ -104,8 +199,11 @@ class Sampling:
 
     @property
     def steps_per_round(self) -> int:
-        """Int, number of consecutive steps in which an example can take part at most once."""
-        return self.num_groups
+        """Int, the steps of a cycle of groups or, with `whole_epochs`, of an epoch.
+
+        An example can take part in one of them at most once.
+        """
+        return self.steps_per_epoch if self.whole_epochs else self.num_groups
 
     @property
     def draws(self) -> int:
@@ -244,6 +342,7 @@ class Sampling:
 
         Example:
 
+        >>> from dice_tf.sampling import PoissonSampling
         >>> sampling = PoissonSampling(num_examples=100, expected_batch_size=10, seed=1)
         >>> data = sampling.dataset(np.arange(100), np.arange(100) % 2)
         >>> len(data), len(next(iter(data)))
@@ -252,7 +351,8 @@ class Sampling:
         check_integer("planned_epochs", planned_epochs, error=SamplingError)
         fetch = row_fetcher(x, y, self.num_examples)
         weights = row_weights(sample_weight, self.num_examples)
-        begin, draw, rows = self._plan(self.steps(planned_epochs), multi_worker.join_workers(self))
+        replicas = multi_worker.join_workers(self)
+        begin, draw, rows = self.draw_plan(self.steps(planned_epochs), replicas)
         draws, name = [0], provenance.sampling_name(self)
 
         def counted_draw(iteration, step):
@@ -284,58 +384,8 @@ class Sampling:
         admission.mark(data, admission.Source(self, draws, order))
         return data.apply(tf.data.experimental.assert_cardinality(self.steps_per_epoch)).prefetch(2)
 
-    def _plan(self, planned_steps, replicas=1):
-        """Returns `begin`, `draw` and the number of rows of every batch (`None`: it varies).
-
-        `begin()` gives the int64 vector that identifies one iteration, `draw(iteration,
-        step)` the int64 row indices and float32 weights (1 drawn, 0 padding) of one batch.
-        Padded sizes are multiples of `replicas`.
-        """
-        multiple, probability = math.lcm(_SIZE_MULTIPLE, replicas), self.sampling_probability
-
-        @functools.cache
-        def sizes(largest):
-            quantile = stats.binom.isf(_OVERFLOW_PROBABILITY / planned_steps, largest, probability)
-            smallest = padding.round_up(int(quantile) + self.num_groups, multiple)
-            return smallest, padding.round_up(smallest // 4, multiple)
-
-        pick = self._picker()
-
-        def draw(iteration, step):
-            *stream, offset = iteration.tolist()
-            passes, step = divmod(int(step) + offset, self.steps_per_epoch)
-            # Not taken before: a private checkpoint may bring other groups.
-            group, groups = step % self.num_groups, self._groups()
-            members = groups[group]
-            pools = [self.num_examples if g is None else len(g) for g in groups]
-            pool = pools[group]
-            smallest, increment = sizes(max(pools))
-            stream[-1] += passes
-            self._state.note_draw(stream[-1] * self.steps_per_epoch + step)
-            rng = self._generator(DRAW_STREAM, *stream, step)
-            drawn = pick(pool, rng, (*stream, group), step // self.num_groups)
-            excess = max(0, len(drawn) + self.num_groups - smallest)
-            size = smallest + increment * -(-excess // increment)
-            indices = drawn if members is None else members[drawn]
-            indices = padding.with_others(indices, self.num_examples, size, rng)
-            return indices, padding.weights(size, len(drawn), marks=group + 1)
-
-        return self._begin_iteration, draw, None
-
     def _begin_iteration(self):
         return self._state.begin_iteration(self.seed is not None)
-
-    def _picker(self):
-        """Returns the function that draws from the `pool` members of the active group.
-
-        It is called as `pick(pool, rng, epoch, cycle)`: `rng` is of this step, `epoch` names
-        the pass over the data and the group, `cycle` counts the turns of the groups in it.
-        """
-        probability = self.sampling_probability
-        # Given its size, a Poisson sample is uniform among the subsets of that size.
-        return lambda pool, rng, epoch, cycle: rng.choice(
-            pool, rng.binomial(pool, probability), replace=False
-        )
 
     def _groups(self):
         if self.num_groups == 1:

@@ -4,13 +4,45 @@
 
 import dataclasses
 
-from dice_tf.sampling.base import Sampling
+from dice_tf.accounting.events import Round, Rounds
+from dice_tf.mechanism import DiceMechanism
+from dice_tf.sampling import padding
+from dice_tf.sampling.base import DrawPlan, Sampling
+
+
+class _Coins(Sampling):
+    """Draws by a coin of each member of the active group; its price is for subclasses to say."""
+
+    own_coins = True
+
+    def check_mechanism(self, mechanism: DiceMechanism) -> None:
+        """Accepts all: every turn has a coin of its own, as forms 1, 2 and 4 need."""
+
+    def description(self, steps: int) -> str:
+        """Returns how examples are drawn."""
+        cyclic = self.num_groups > 1
+        turn = f"cycle of {self.num_groups} groups" if cyclic else "step"
+        return (
+            "Every example is drawn by its own coin, with probability "
+            f"{self.sampling_probability:.6g}, once per {turn}: {self.rounds(steps)} rounds."
+            f"{' An unfinished cycle at the end counts in full.' if cyclic else ''}"
+        )
+
+    def draw_plan(self, planned_steps: int, replicas: int = 1) -> DrawPlan:
+        """Returns batches of the members whose coins fell so."""
+        probability = self.sampling_probability
+        # Given its size, a Poisson sample is uniform among the subsets of that size.
+        pick = lambda pool, rng, epoch, cycle: rng.choice(
+            pool, rng.binomial(pool, probability), replace=False
+        )
+        return padding.padded_draws(self, pick, planned_steps, replicas)
+
 
 __all__ = ["CyclicPoissonSampling", "PoissonSampling"]
 
 
 @dataclasses.dataclass(frozen=True)
-class PoissonSampling(Sampling):
+class PoissonSampling(_Coins):
     r"""Each step draws every example independently with probability \(B/N\).
 
     Args:
@@ -36,9 +68,13 @@ class PoissonSampling(Sampling):
 
     seed: int | None = None
 
+    def accounted_rounds(self, noise_multiplier: float, steps: int) -> Rounds:
+        """Returns one subsampled round for each step."""
+        return [Round(self.sampling_probability, noise_multiplier, self.rounds(steps))]
+
 
 @dataclasses.dataclass(frozen=True)
-class CyclicPoissonSampling(Sampling):
+class CyclicPoissonSampling(_Coins):
     r"""Groups take turns; each step draws from its group with probability \(mB/N\).
 
     Every example belongs to one of m groups, by a uniform and independent choice that
@@ -71,3 +107,7 @@ class CyclicPoissonSampling(Sampling):
 
     num_groups: int = 2
     seed: int | None = None
+
+    def accounted_rounds(self, noise_multiplier: float, steps: int) -> Rounds:
+        """Returns one subsampled round for each cycle begun."""
+        return [Round(self.sampling_probability, noise_multiplier, self.rounds(steps))]

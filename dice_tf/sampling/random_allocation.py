@@ -7,7 +7,12 @@ import functools
 
 import numpy as np
 
-from dice_tf.sampling.base import Sampling
+from dice_tf.accounting.events import Rounds
+from dice_tf.accounting.random_allocation import AllocatedRound
+from dice_tf.errors import AccountingError
+from dice_tf.mechanism import DiceMechanism
+from dice_tf.sampling import padding
+from dice_tf.sampling.base import DrawPlan, Sampling
 
 __all__ = ["RandomAllocation"]
 
@@ -49,24 +54,44 @@ class RandomAllocation(Sampling):
     num_groups: int = 2
     seed: int | None = None
 
+    own_coins = True
     whole_epochs = True
 
     @property
-    def cycles_per_epoch(self):
+    def cycles_per_epoch(self) -> int:
         """Int n, the number of steps of an epoch among which an example draws its own."""
         return max(1, round(self.num_examples / (self.num_groups * self.expected_batch_size)))
 
     @property
-    def sampling_probability(self):
+    def sampling_probability(self) -> float:
         """Probability 1/n with which a member of the active group takes part at a step."""
         return 1.0 / self.cycles_per_epoch
 
-    @property
-    def steps_per_round(self):
-        """Int, number of steps in an epoch: an example enters once in each."""
-        return self.steps_per_epoch
+    def check_mechanism(self, mechanism: DiceMechanism) -> None:
+        """Refuses also residuals that are not gone before their example is back."""
+        super().check_mechanism(mechanism)
+        if mechanism.error_norm_clip and not self.separates_entries(mechanism.feedback_steps):
+            raise AccountingError(
+                "`RandomAllocation` is accounted where a residual is gone before its example is "
+                f"back. Received: feedback_steps={mechanism.feedback_steps} with {self!r}. Take "
+                f"num_groups={mechanism.feedback_steps + 1} or more."
+            )
 
-    def _picker(self):
+    def accounted_rounds(self, noise_multiplier: float, steps: int) -> Rounds:
+        """Returns the epochs begun, which count in full."""
+        return [AllocatedRound(self.cycles_per_epoch, noise_multiplier, self.rounds(steps))]
+
+    def description(self, steps: int) -> str:
+        """Returns how examples are drawn."""
+        return (
+            f"Every example takes part once per epoch, at one of {self.cycles_per_epoch} steps "
+            f"that it draws by its own coin anew for each: {self.rounds(steps)} epochs. An "
+            "unfinished epoch at the end counts in full."
+        )
+
+    def draw_plan(self, planned_steps: int, replicas: int = 1) -> DrawPlan:
+        """Returns batches of the members of a group that drew the cycle of the step."""
+
         # The steps of an epoch come one after the other, and those of the next are fetched ahead.
         @functools.lru_cache(maxsize=2 * self.num_groups)
         def members_of_cycles(pool, epoch):
@@ -76,4 +101,5 @@ class RandomAllocation(Sampling):
             ends = np.cumsum(np.bincount(cycle_of, minlength=self.cycles_per_epoch))
             return np.split(order, ends[:-1])
 
-        return lambda pool, rng, epoch, cycle: members_of_cycles(pool, epoch)[cycle]
+        pick = lambda pool, rng, epoch, cycle: members_of_cycles(pool, epoch)[cycle]
+        return padding.padded_draws(self, pick, planned_steps, replicas)

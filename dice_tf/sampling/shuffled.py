@@ -7,8 +7,10 @@ import math
 
 import numpy as np
 
+from dice_tf.accounting.events import Round, Rounds
+from dice_tf.mechanism import DiceMechanism
 from dice_tf.sampling import padding
-from dice_tf.sampling.base import DRAW_STREAM, Sampling
+from dice_tf.sampling.base import DRAW_STREAM, DrawPlan, Sampling
 
 __all__ = ["ShuffledEpochs"]
 
@@ -40,6 +42,7 @@ class ShuffledEpochs(Sampling):
 
     seed: int | None = None
 
+    own_coins = False
     amplified = False
     whole_epochs = True
 
@@ -53,16 +56,27 @@ class ShuffledEpochs(Sampling):
         """Int, number of batches in one epoch, the last and shorter one included."""
         return math.ceil(self.num_examples / self.expected_batch_size)
 
-    @property
-    def steps_per_round(self) -> int:
-        """Int, number of steps in an epoch: an example enters once in each."""
-        return self.steps_per_epoch
-
     def separates_entries(self, feedback_steps: int) -> bool:
         """Returns `False`: an example may end one epoch and begin the next."""
         return False
 
-    def _plan(self, planned_steps, replicas=1):
+    def check_mechanism(self, mechanism: DiceMechanism) -> None:
+        """Accepts all: an example enters at known steps, and forms 3 and 4 cover them."""
+
+    def accounted_rounds(self, noise_multiplier: float, steps: int) -> Rounds:
+        """Returns one full release for each epoch begun."""
+        return [Round(1.0, noise_multiplier, self.rounds(steps))]
+
+    def description(self, steps: int) -> str:
+        """Returns how examples are drawn."""
+        return (
+            "Every example is used once per epoch, in any order. Shuffling is not accounted as "
+            f"random sampling: no amplification, {self.rounds(steps)} rounds. An unfinished epoch "
+            "at the end counts in full."
+        )
+
+    def draw_plan(self, planned_steps: int, replicas: int = 1) -> DrawPlan:
+        """Returns consecutive parts of an order that is drawn for each epoch."""
         size, count = self.expected_batch_size, self.num_examples
         starts = range(0, count, size)
         # Not up to one size: padding costs an example a second entry if its weight is lost.

@@ -285,7 +285,8 @@ class EpsilonCallback(keras.callbacks.Callback):
     def _epsilon_after(self, steps):
         mechanism = self._optimizer.mechanism
         # With bounded residuals the cost depends on the rounds alone.
-        cost = steps if is_unbounded(mechanism) else self.sampling.rounds(steps)
+        rounds = tuple(self.sampling.accounted_rounds(1.0, steps))
+        cost = steps if is_unbounded(mechanism) else rounds
         if (mechanism, cost) not in self._spent:
             self._spent[mechanism, cost] = accounting.compute_epsilon(
                 mechanism, self.sampling, steps, self.delta, accountant=self.accountant
