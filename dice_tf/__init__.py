@@ -11,8 +11,10 @@ from dice_tf.optimizers import DiceAdamOptimizer, DiceSGDOptimizer, make_dice_op
 from dice_tf.per_example import register_rule
 from dice_tf.plan import PrivacyPlan
 from dice_tf.private_checkpoints import continue_sampling
+from dice_tf.private_search import private_search
 from dice_tf.random_allocation import RandomAllocation
 from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, ShuffledEpochs
+from dice_tf.search_record import private_trials
 from dice_tf.training import check_gradients, private_train_step
 from dice_tf.validation import check_model
 from dice_tf.version import __version__
@@ -38,7 +40,9 @@ __all__ = [
     "errors",
     "fix_model",
     "make_dice_optimizer_class",
+    "private_search",
     "private_train_step",
+    "private_trials",
     "register_rule",
     "run_epsilon",
     "run_statement",
