@@ -181,8 +181,8 @@ def private_search(
     statement = joint_statements.selection_statement(
         *declared_run, delta, mean_trials, score_data, shape, accountant
     )
-    epsilon = accounting.selection_epsilon(*declared_run, delta, mean_trials, shape, accountant)
     mean, shape = repeated_selection.check_law(mean_trials, shape)
+    epsilon = repeated_selection.selection_epsilon(*declared_run, delta, mean, shape, accountant)
     declared = {
         "run": f"({mechanism!r}, {sampling!r}, {steps})",
         "delta": repr(delta),
