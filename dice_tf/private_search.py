@@ -210,6 +210,7 @@ def private_search(
         model, score = _results(train(trial))
         made = _check_trial(model, own, declared_run, delta, earlier)
         earlier.add(model)
+        model.optimizer.save_errors = False  # The result is for release.
         if record.end_trial(model, score, made):
             best_model = model
     best = record.best

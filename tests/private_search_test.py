@@ -10,7 +10,10 @@ import inspect
 import json
 import math
 import os
+import pathlib
 import stat
+import subprocess
+import sys
 import warnings
 
 import keras
@@ -262,6 +265,73 @@ def test_a_kill_between_the_files_leaves_a_search_that_goes_on(tmp_path, three_t
     assert search(folder, Scores([0.2, 0.3, 0.1])).score == 0.3
 
 
+def test_a_long_trial_goes_on_from_its_own_backup(tmp_path, three_trials):
+    folder = tmp_path / "search"
+    longer = PLAN.mechanism(), PLAN.sampling, 2 * PLAN.steps
+    cut = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: {}["killed"] if epoch == 1 else None
+    )
+    epochs = []
+
+    def train(trial, *callbacks):
+        model = make(save_errors=True, noise_multiplier=3.0, expected_batch_size=B)
+        model.optimizer.build(model.trainable_variables)
+        # In the private folder all files may hold all.
+        backup = keras.callbacks.BackupAndRestore(
+            str(trial.directory / "backup"), double_checkpoint=True
+        )
+        data = trial.sampling.dataset(X, Y, planned_epochs=2)
+        callbacks = [trial.callback(), backup, *callbacks]
+        history = model.fit(data, epochs=2, verbose=0, callbacks=callbacks)
+        epochs.append(len(history.epoch))
+        return model, 0.5
+
+    with pytest.raises(KeyError, match="killed"):
+        search(folder, lambda trial: train(trial, cut), {}, run=longer, delta=DELTA)
+    result = search(folder, train, {}, run=longer, delta=DELTA)
+    # The first trial makes the epoch that it lacks, the others both.
+    assert epochs == [1, 2, 2]
+    assert [trial["steps"] for trial in dice_tf.private_trials(folder)] == [2 * PLAN.steps] * 3
+    # What is released holds neither error nor noise key.
+    assert result.score == 0.5 and not result.model.optimizer.save_errors
+
+
+TWO_DEVICES = """
+import sys
+import tensorflow as tf
+(device,) = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(device, [tf.config.LogicalDeviceConfiguration()] * 2)
+import keras, numpy as np
+import dice_tf
+from dice_tf.accounting import repeated_selection
+repeated_selection.draw_number_of_trials = lambda mean, shape: 2
+plan = dice_tf.PrivacyPlan(num_examples=40, batch_size=8, epochs=1, noise_multiplier=3.0,
+                           delta=1e-3, accountant="rdp", feedback_steps=1)
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+def train(trial):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile(dice_tf.DiceSGDOptimizer(0.1, l2_norm_clip=1.0, plan=plan), "mse")
+        data = trial.sampling.dataset(np.ones([40, 3]), np.ones([40, 1]))
+    model.fit(data, verbose=0, callbacks=[trial.callback()])
+    return model, 0.5
+result = dice_tf.private_search(train, {}, run=plan, mean_trials=2.0, score_data="public",
+                                direction="max", directory=sys.argv[1])
+trials = dice_tf.private_trials(sys.argv[1])
+print(strategy.num_replicas_in_sync, [trial["steps"] for trial in trials], plan.steps)
+"""
+
+
+@pytest.mark.long
+def test_trials_under_a_strategy_of_two_devices(tmp_path):
+    found = subprocess.run(
+        [sys.executable, "-c", TWO_DEVICES, str(tmp_path / "search")],
+        capture_output=True, text=True, cwd=pathlib.Path(__file__).absolute().parents[1],
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr[-2000:]
+    assert found.stdout.splitlines()[-1] == "2 [4, 4] 4"
+
+
 # --- the table and the plot ---------------------------------------------------------
 
 
@@ -376,7 +446,7 @@ def too_little_noise(trial):
 
 
 def seeded_noise(trial):
-    arguments = {"noise_multiplier": 3.0, "expected_batch_size": B, "seed": 5}
+    arguments = {"noise_multiplier": 3.0, "expected_batch_size": B, "noise_seed": 5}
     return fit(trial, make(**arguments)), 0.5
 
 
@@ -396,7 +466,7 @@ def one_model_for_all(trial):
     "train, error, message",
     [
         (plain, PlainGradientsError, "not private"),
-        (recompiled, DicePrivacyError, ""),
+        (recompiled, DicePrivacyError, "private"),
         (too_long, AccountingError, "cost more"),
         (too_little_noise, AccountingError, "cost more"),
         (seeded_noise, AccountingError, "seed"),
