@@ -176,12 +176,12 @@ def delta_of(densities, epsilon, noise):
     return integrate.trapezoid(np.maximum(0, first - math.exp(epsilon) * second), y)
 
 
-@pytest.mark.parametrize("shape", [0.0, 1.0, math.inf])
-@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+@pytest.mark.parametrize(
+    "shape, accountant",
+    [(0.0, "rdp"), (1.0, "rdp"), (math.inf, "rdp"), (0.0, "pld"), (1.0, "pld")],
+)
 def test_the_best_of_gaussian_scores_costs_no_more(shape, accountant):
     noise, mean, delta = 2.0, 5.0, 1e-3
-    if accountant == "pld" and math.isinf(shape):
-        pytest.skip("not accounted")
     epsilon = accounting.selection_epsilon(*gaussian_run(noise), delta, mean, shape, accountant)
     deltas = []
     for upwards in (True, False):
