@@ -18,6 +18,8 @@ from dice_tf.sampling import (
     Sampling,
     ShuffledEpochs,
 )
+from dice_tf.search.private_search import private_search
+from dice_tf.search.search_record import private_trials
 from dice_tf.training.epsilon_callback import EpsilonCallback
 from dice_tf.training.gradient_norms import GradientNorms, gradient_norms
 from dice_tf.training.optimizers import (
@@ -52,7 +54,9 @@ __all__ = [
     "fix_model",
     "gradient_norms",
     "make_dice_optimizer_class",
+    "private_search",
     "private_train_step",
+    "private_trials",
     "register_rule",
     "run_epsilon",
     "run_statement",

@@ -12,12 +12,14 @@ from dice_tf.accounting.calibration import (
 from dice_tf.accounting.composition import compose_epsilon
 from dice_tf.accounting.epsilon import PrivacyGuarantee, compute_epsilon, dp_event, guarantee
 from dice_tf.accounting.events import NEIGHBOURING_RELATIONS, Round
+from dice_tf.accounting.joint_statements import compose_statement, selection_statement
 from dice_tf.accounting.paper import (
     Counterexample,
     counterexample_epsilon_lower_bound,
     paper_epsilon,
     paper_noise_stddev,
 )
+from dice_tf.accounting.repeated_selection import selection_epsilon
 from dice_tf.accounting.statement import privacy_statement
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "calibrate_noise_multiplier",
     "calibrate_steps",
     "compose_epsilon",
+    "compose_statement",
     "compute_epsilon",
     "counterexample_epsilon_lower_bound",
     "dp_event",
@@ -36,6 +39,8 @@ __all__ = [
     "paper_epsilon",
     "paper_noise_stddev",
     "privacy_statement",
+    "selection_epsilon",
+    "selection_statement",
     "true_positive_rates",
 ]
 

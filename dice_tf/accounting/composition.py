@@ -58,6 +58,23 @@ def compose_epsilon(
 
     Source: as `guarantee`; Mironov, CSF 2017, Prop. 1 (composition).
     """
+    return composed_curve(runs, delta, accountant)(math.log(events.check_delta(delta, 1)))
+
+
+def composed_curve(runs, delta, accountant):
+    """Returns epsilon of several runs as a function of log(delta).
+
+    Args:
+        runs: As for `compose_epsilon`, like all other arguments.
+        delta: Float in (0, 1/N), where the curve will mainly be asked.
+        accountant: `"rdp"` or `"pld"`.
+
+    Returns:
+        Function from a float below 0 to a float >= 0, which may be infinite.
+
+    Raises:
+        AccountingError: As `compose_epsilon`.
+    """
     check_accountant(accountant)
     runs = [_checked(run, delta) for run in runs]
     _check_draws([sampling for _, sampling, steps in runs if steps])
@@ -76,7 +93,7 @@ def compose_epsilon(
         if steps == 0:
             continue
         if mechanism.noise_multiplier == 0:
-            return math.inf
+            return lambda log_delta: math.inf
         new = run_rounds(mechanism, sampling, steps, delta)
         rounds += new
         # dp_accounting composes it, but not with an event that it does not know.
@@ -84,7 +101,7 @@ def compose_epsilon(
         tight = tight and events.mixture_event(mechanism, sampling, steps)
         parts.append(tight or events.compose(new))
     if not rounds:
-        return 0.0
+        return lambda log_delta: 0.0
 
     def curve(log_delta):
         epsilon, order = renyi_epsilon(rounds, log_delta)
@@ -95,7 +112,7 @@ def compose_epsilon(
         smallest = min(r.noise_multiplier for r in rounds)
         event = events.compose_events(parts)
         curve, _ = loss_distribution_curve(event, smallest, curve, math.log(delta))
-    return curve(math.log(delta))
+    return curve
 
 
 def _check_draws(samplings):

@@ -91,6 +91,19 @@ def total_divergences(rounds, block):
     return sum(r.count * _of_one_round(r, block) for r in rounds)
 
 
+def divergences_of(rounds):
+    """Returns the Renyi divergences of a composition, on the whole grid.
+
+    Args:
+        rounds: List of `events.Round` and `AllocatedRound`.
+
+    Returns:
+        Two float64 arrays of one shape: the orders, ascending, and the divergences.
+    """
+    blocks = [total_divergences(rounds, block) for block in range(len(ORDERS))]
+    return np.concatenate(ORDERS), np.concatenate(blocks)
+
+
 def epsilon_per_order(orders, divergences, log_delta):
     r"""Converts Renyi divergences into epsilon, order by order.
 
