@@ -9,7 +9,7 @@ from dice_tf.checks.model_checks import check_model
 from dice_tf.checks.model_repair import fix_model
 from dice_tf.engine import register_rule
 from dice_tf.ledger.runs import accounted_run, run_epsilon, run_statement
-from dice_tf.mechanism import DiceMechanism
+from dice_tf.mechanism import DiceMechanism, PerLayerClipping
 from dice_tf.plan import PrivacyPlan
 from dice_tf.sampling import (
     CyclicPoissonSampling,
@@ -32,6 +32,7 @@ __all__ = [
     "DiceMechanism",
     "DiceSGDOptimizer",
     "EpsilonCallback",
+    "PerLayerClipping",
     "PoissonSampling",
     "PrivacyPlan",
     "RandomAllocation",

@@ -17,6 +17,7 @@ import tensorflow as tf
 from dice_tf.checks import model_checks, precision, self_check
 from dice_tf.distribution import multi_worker, strategies
 from dice_tf.engine import chunks, layerwise, loss, vectorized
+from dice_tf.engine.engine import Engine
 from dice_tf.errors import LossError, ModelError, PlainGradientsError
 from dice_tf.ledger import provenance
 from dice_tf.mechanism import DiceMechanism
@@ -219,7 +220,7 @@ def _unpack(model, data):
     return x, y, sample_weight
 
 
-def _engine(optimizer):
+def _engine(optimizer) -> Engine:
     mechanism = optimizer.mechanism
     if optimizer.gradient_engine == "vectorized" or mechanism.num_microbatches is not None:
         return functools.partial(
@@ -229,11 +230,13 @@ def _engine(optimizer):
 
 
 def _gradient_sums(model, optimizer, x, y, sample_weight):
-    engine = _engine(optimizer)
-    weights = functools.partial(clip_weights, mechanism=optimizer.mechanism)
-    run = lambda x, y, sample_weight: engine(model, x, y, sample_weight, weights)
+    engine, mechanism = _engine(optimizer), optimizer.mechanism
+    groups = mechanism.clip.groups(model)
+    weights = functools.partial(clip_weights, mechanism=mechanism, groups=groups)
+    of_variables = None if groups is None else groups.of_variables
+    run = lambda x, y, sample_weight: engine(model, x, y, sample_weight, weights, of_variables)
     return chunks.sums_in_chunks(
-        run, x, y, sample_weight, optimizer.chunk_size, optimizer.mechanism.microbatch_size
+        run, x, y, sample_weight, optimizer.chunk_size, mechanism.microbatch_size
     )
 
 
@@ -252,6 +255,7 @@ def _prepare(model, optimizer, x, y, sample_weight):
     if model not in _checked:
         outputs = model_checks.check_forward_pass(model, x)
         loss.check_losses(model, y, outputs, sample_weight)
+        optimizer.mechanism.clip.groups(model)  # Refuses a model that it does not fit.
         _checked[model] = types.SimpleNamespace(
             parts=[weakref.ref(part) for part in _parts(model)],
             settings=_settings(model),
