@@ -27,6 +27,7 @@ class Engine(Protocol):
         y: Any,
         sample_weight: Any,
         clip_weights: ClipWeights,
+        *,
         groups: Sequence[int] | None = None,
     ) -> GradientSums:
         r"""Computes the sums.

@@ -31,7 +31,7 @@ _NOTHING = 5e-13
 
 
 @tf.autograph.experimental.do_not_convert
-def weighted_gradient_sums(model, x, y, sample_weight, clip_weights, groups=None):
+def weighted_gradient_sums(model, x, y, sample_weight, clip_weights, *, groups=None):
     r"""Returns \(\sum_i a_i g_i\) and \(\sum_i b_i g_i\) over the examples of a batch.
 
     Args:

@@ -21,7 +21,7 @@ from dice_tf.mechanism import rounding
 
 
 def weighted_gradient_sums(
-    model, x, y, sample_weight, clip_weights, groups=None, microbatch_size=1
+    model, x, y, sample_weight, clip_weights, microbatch_size=1, *, groups=None
 ):
     r"""Returns \(\sum_i a_i g_i\) and \(\sum_i b_i g_i\) over the units of a batch.
 
@@ -36,9 +36,9 @@ def weighted_gradient_sums(
         sample_weight: `None` or `[batch, ...]`.
         clip_weights: Function from norms, float32 `[units]`, to the weights \(a\) and
             \(b\) (or `None`), float32 `[units]`.
+        microbatch_size: Number of examples per unit.
         groups: `None`, or the group of every trainable variable: norms and weights are then
             `[units, groups]`; see `dice_tf.engine.engine.Engine`.
-        microbatch_size: Number of examples per unit.
 
     Returns:
         A `GradientSums`.

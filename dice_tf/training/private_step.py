@@ -233,8 +233,8 @@ def _gradient_sums(model, optimizer, x, y, sample_weight):
     engine, mechanism = _engine(optimizer), optimizer.mechanism
     groups = mechanism.clip.groups(model)
     weights = functools.partial(clip_weights, mechanism=mechanism, groups=groups)
-    of_variables = None if groups is None else groups.of_variables
-    run = lambda x, y, sample_weight: engine(model, x, y, sample_weight, weights, of_variables)
+    engine = functools.partial(engine, groups=None if groups is None else groups.of_variables)
+    run = lambda x, y, sample_weight: engine(model, x, y, sample_weight, weights)
     return chunks.sums_in_chunks(
         run, x, y, sample_weight, optimizer.chunk_size, mechanism.microbatch_size
     )
