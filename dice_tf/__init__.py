@@ -9,7 +9,7 @@ from dice_tf.checks.model_checks import check_model
 from dice_tf.checks.model_repair import fix_model
 from dice_tf.engine import register_rule
 from dice_tf.ledger.runs import accounted_run, run_epsilon, run_statement
-from dice_tf.mechanism import DiceMechanism
+from dice_tf.mechanism import DiceMechanism, PerLayerClipping
 from dice_tf.plan import PrivacyPlan
 from dice_tf.sampling import (
     CyclicPoissonSampling,
@@ -18,8 +18,7 @@ from dice_tf.sampling import (
     Sampling,
     ShuffledEpochs,
 )
-from dice_tf.search.private_search import private_search
-from dice_tf.search.search_record import private_trials
+from dice_tf.search import private_search, private_trials
 from dice_tf.training.epsilon_callback import EpsilonCallback
 from dice_tf.training.gradient_norms import GradientNorms, gradient_norms
 from dice_tf.training.optimizers import (
@@ -37,6 +36,7 @@ __all__ = [
     "DiceSGDOptimizer",
     "EpsilonCallback",
     "GradientNorms",
+    "PerLayerClipping",
     "PoissonSampling",
     "PrivacyPlan",
     "RandomAllocation",

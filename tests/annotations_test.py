@@ -25,6 +25,7 @@ PUBLIC = (
     dice_tf.mechanism,
     dice_tf.plan,
     dice_tf.sampling,
+    dice_tf.search,
     tf_privacy,
 )
 

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from dice_tf.mechanism import DiceMechanism
-from dice_tf.mechanism.clipping import clip_weights
-from dice_tf.mechanism.feedback import clip_by_global_norm, direction_and_errors
+from dice_tf.mechanism.clipping import clip_by_global_norm, clip_weights
+from dice_tf.mechanism.feedback import direction_and_errors
 
 positive = st.floats(2**-10, 2**10, width=32)
 

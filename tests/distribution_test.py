@@ -87,6 +87,17 @@ def test_errors_of_several_steps_are_fed_back_on_replicas(seen):
     assert result["differences"] == 0
 
 
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_thresholds_per_layer_hold_on_replicas(seen, replicas):
+    """One replica takes the steps of NumPy: see `per_layer_test`."""
+    one, several = get(seen, "per_layer 1"), get(seen, f"per_layer {replicas}")
+    for name in ("weights", "errors"):
+        np.testing.assert_allclose(several[name], one[name], atol=1e-6, rtol=1e-6)
+    assert np.abs(one["errors"]).max() > 0.001
+    assert several["iterations"] == several["compared_steps"] == 12
+    assert several["differences"] == 0
+
+
 def test_loss_evaluate_and_predict_do_not_depend_on_replicas(seen):
     one, two = get(seen, "bounded 1"), get(seen, "bounded 2")
     for name in ("loss", "evaluated", "predicted"):

@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs" / "error_feedback.md").read_text(encoding="utf-8")
 
 def test_the_code_prints_what_the_page_says():
     parsed = doctest.DocTestParser().get_doctest(PAGE, {}, "error_feedback.md", None, 0)
-    assert PAGE.count("```python") == 5 and len(parsed.examples) == 14
+    assert PAGE.count("```python") == 6 and len(parsed.examples) == 19
     assert doctest.DocTestRunner().run(parsed).failed == 0
 
 

@@ -17,6 +17,30 @@ def clip(vector, threshold):
     return vector if norm <= threshold else vector * (threshold / norm)
 
 
+def clip_parts(vector, threshold, parts):
+    """Clips the entries `rows` of a vector to `share * threshold`, for every part."""
+    result = np.full_like(vector, np.nan)
+    for rows, share in parts:
+        result[rows] = clip(vector[rows], share * threshold)
+    return result
+
+
+def two_layer_gradients(parameters, x, y, weights, hidden, classes):
+    """The same for tanh units before the softmax: kernel, bias, kernel, bias, one after another."""
+    split = (x.shape[1] + 1) * hidden
+    kernel, bias = (
+        parameters[: split - hidden].reshape(-1, hidden),
+        parameters[split - hidden : split],
+    )
+    units = np.tanh(x @ kernel + bias)
+    second = softmax_gradients(parameters[split:], units, y, weights, classes)
+    # The gradient of the second bias is that of the logits.
+    back = second[:, -classes:] @ parameters[split:-classes].reshape(hidden, classes).T
+    back *= 1 - units**2
+    first = x[:, :, None] * back[:, None, :]
+    return np.concatenate([first.reshape(len(x), -1), back, second], axis=1)
+
+
 def softmax_gradients(parameters, x, y, weights, classes):
     """Per-example gradients [batch, features * classes + classes] of cross-entropy."""
     features = x.shape[1]
@@ -76,6 +100,7 @@ def dice_sgd(
     bounded,
     feedback_steps=1,
     automatic=False,
+    parts=None,
 ):
     """Runs noiseless DiceSGD; returns the parameters and the final error.
 
@@ -85,16 +110,19 @@ def dice_sgd(
 
     Automatic: normalised vectors in the place of clipped ones, and residuals that are not
     longer than the head.
+
+    Parts: pairs of indices and a share of both thresholds, to which these entries are clipped.
     """
+    parts = [(slice(None), 1.0)] if parts is None else parts
     parameters = np.array(parameters, np.float64)
     error = np.zeros_like(parameters)
     history = [np.zeros_like(parameters) for _ in range(feedback_steps)]
     for batch in batches:
         head, residual, total = (np.zeros_like(parameters) for _ in range(3))
         for g in gradients(parameters, batch):
-            h = normalised(g) if automatic else clip(g, c1)
+            h = normalised(g) if automatic else clip_parts(g, c1, parts)
             head += h
-            residual += clip(g - h, np.linalg.norm(h) if automatic else c2)
+            residual += clip_parts(g - h, np.linalg.norm(h) if automatic else c2, parts)
             total += g
         if bounded:
             v = head / divisor + (c2 > 0) * sum(history[-feedback_steps:]) / feedback_steps

@@ -342,7 +342,7 @@ def test_case_3_plain_gradients_are_refused():
         ("expected_batch_size", 0),
         ("expected_batch_size", 2.5),
         ("expected_batch_size", True),
-        ("clipping", "per_layer"),
+        ("clipping", "per-layer"),
         ("num_microbatches", 3),
         ("num_microbatches", 0),
     ],

@@ -32,8 +32,7 @@ from dice_tf.errors import (
     ReleaseError,
     SamplingError,
 )
-from dice_tf.search import search_record, search_space
-from dice_tf.search.private_search import SearchResult, Trial
+from dice_tf.search import SearchResult, Trial, search_record, search_space
 
 N, B, DELTA = 40, 10, 1e-3
 RANDOM = np.random.default_rng(0)

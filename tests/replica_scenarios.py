@@ -87,8 +87,19 @@ class CompareReplicas(keras.callbacks.Callback):
         self.steps += 1
 
 
-def fit(strategy, evaluate=False, **arguments):
-    model = model_under(strategy, **arguments)
+def two_layers_under(strategy, **arguments):
+    """A model with two layers, to be clipped to thresholds of their own."""
+    with strategy.scope():
+        one = model_under(strategy, clipping="per_layer", **arguments)
+        keras.utils.set_random_seed(3)
+        layers = [keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(CLASSES)]
+        model = keras.Sequential([keras.Input((FEATURES,)), *layers])
+        model.compile(one.optimizer, one.loss)
+    return model
+
+
+def fit(strategy, evaluate=False, make=model_under, **arguments):
+    model = make(strategy, **arguments)
     initial, compare = flat(model.trainable_variables), CompareReplicas()
     history = model.fit(
         X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, callbacks=[compare]
@@ -227,6 +238,9 @@ def scenarios():
     observe("unbounded 2", fit, known["2"], **unbounded)
     observe("unbounded 4", fit, known["4"], **unbounded, chunk_size=1)
     observe("feedback_steps=2 2", fit, known["2"], feedback_steps=2)
+    observe("per_layer 1", fit, known["1"], make=two_layers_under)
+    observe("per_layer 2", fit, known["2"], make=two_layers_under, chunk_size=3)
+    observe("per_layer 4", fit, known["4"], make=two_layers_under)
     for name in ("1", "2", "4"):
         for kind in samplings():
             observe(f"batches {kind} {name}", batches, known[name], kind)

@@ -40,7 +40,7 @@ from dice_tf.checks.arguments import check_integer, check_number
 from dice_tf.errors import AccountingError
 from dice_tf.mechanism import DiceMechanism
 
-__all__ = ["NEIGHBOURING_RELATIONS"]
+__all__ = ["NEIGHBOURING_RELATIONS", "Round"]
 
 ADD_OR_REMOVE_ONE = "add_or_remove_one"
 REPLACE_ONE = "replace_one"

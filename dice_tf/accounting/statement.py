@@ -209,7 +209,7 @@ def _parameters(mechanism, sampling, result, draws_are_secret):
         "error_norm_clip C2": f"{mechanism.error_norm_clip:g}",
         "bound_residuals": mechanism.bound_residuals,
         "feedback_steps": mechanism.feedback_steps,
-        "clipping": mechanism.clipping,
+        "clipping": mechanism.clip.name,
         "num_microbatches": mechanism.num_microbatches or "none: each example is clipped",
         "noise_multiplier": f"{mechanism.noise_multiplier:g}",
         "noise on the mean (stddev)": f"{mechanism.noise_stddev:.6g}",
@@ -222,11 +222,8 @@ def _parameters(mechanism, sampling, result, draws_are_secret):
 
 def _accounting(mechanism, sampling, steps):
     notes = [sampling.description(steps)]
-    if mechanism.clipping == "automatic":
-        notes.append(
-            "Each gradient is divided by its own norm, and what is fed back is not longer than "
-            "the result: the thresholds hold by construction."
-        )
+    if mechanism.clip.statement() is not None:
+        notes.append(mechanism.clip.statement())
     if mechanism.error_norm_clip == 0:
         notes.append("There is no error feedback: this is DP-SGD.")
     elif events.is_unbounded(mechanism):
@@ -260,6 +257,7 @@ def _accounting(mechanism, sampling, steps):
 
 def _comparison(mechanism, sampling, by_accountant):
     c1, c2 = mechanism.l2_norm_clip, mechanism.error_norm_clip
+    per_layer = mechanism.clip.name == "per_layer"
     steps, delta, relation = by_accountant[0].steps, by_accountant[0].delta, None
     if by_accountant[0].neighbouring_relation == events.REPLACE_ONE:
         relation = events.REPLACE_ONE
@@ -290,7 +288,9 @@ def _comparison(mechanism, sampling, by_accountant):
         order = "as here" if plain is sampling else "by Poisson sampling"
         note = f"DP-SGD means error_norm_clip=0, with the same noise and batch size, drawn {order}."
         if len(baselines) > 1:
-            note += " Clipping to C1 + C2 discards as little of each gradient as this run does."
+            note += " Clipping to C1 + C2 discards as little of each gradient as this run does"
+            # A layer may be longer than its share while the whole is short.
+            note += ", if layers are long in proportion to their shares." if per_layer else "."
         lines.append(_wrap(note))
     return "\n".join(lines + [_paper_text(mechanism, sampling, steps, delta)])
 

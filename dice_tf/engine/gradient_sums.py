@@ -18,7 +18,8 @@ class GradientSums(NamedTuple):
         losses: Float32 `[batch]`, the per-example losses, sample weights included.
         y_pred: The model's outputs for the batch, for metrics.
         norms: Float32 `[units]`, the norms of the per-example gradients over all
-            trainable variables. Private: never logged or stored.
+            trainable variables, or `[units, groups]`, over those of each group. Private:
+            never logged or stored.
     """
 
     head: list[tf.Tensor | None]

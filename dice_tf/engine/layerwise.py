@@ -9,12 +9,14 @@ down ("ghost norms" and "book-keeping"). Layers without a closed form are differ
 one by one under `tf.vectorized_map`. What no layer call accounts for is refused.
 """
 
+import functools
 from typing import Any
 
 import tensorflow as tf
 
 from dice_tf.engine import local_gradients
 from dice_tf.engine.contributions import OuterProduct
+from dice_tf.engine.engine import split_by_group
 from dice_tf.engine.gradient_sums import GradientSums
 from dice_tf.engine.loss import call_in_training, per_example_losses
 from dice_tf.engine.lost_gradients import refuse_lost
@@ -30,7 +32,7 @@ _NOTHING = 5e-13
 
 
 @tf.autograph.experimental.do_not_convert
-def weighted_gradient_sums(model, x, y, sample_weight, clip_weights):
+def weighted_gradient_sums(model, x, y, sample_weight, clip_weights, *, groups=None):
     r"""Returns \(\sum_i a_i g_i\) and \(\sum_i b_i g_i\) over the examples of a batch.
 
     Args:
@@ -40,6 +42,8 @@ def weighted_gradient_sums(model, x, y, sample_weight, clip_weights):
         sample_weight: `None` or `[batch, ...]`.
         clip_weights: Function from norms, float32 `[batch]`, to the weights \(a\) and
             \(b\) (or `None`), float32 `[batch]`, 0 where a norm is not finite.
+        groups: `None`, or the group of every trainable variable: norms and weights are then
+            `[batch, groups]`; see `dice_tf.engine.engine.Engine`.
 
     Returns:
         A `GradientSums`. Sums are `None` for variables that the loss does not reach.
@@ -70,16 +74,23 @@ def weighted_gradient_sums(model, x, y, sample_weight, clip_weights):
     calls = [call for call in calls if call.cotangents is not None]
     contributions = _by_variable(calls, marker)
     refuse_lost(model, x, y, found=set(contributions))
-    squares, parts = [tf.zeros([batch])], {}
+    group_of = dict.fromkeys(contributions, 0)
+    if groups is not None:
+        pairs = zip(model.trainable_variables, groups, strict=True)
+        group_of = {id(variable._value): group for variable, group in pairs}
+    # One list for each group of variables.
+    squares = [[tf.zeros([batch])] for _ in range(1 if groups is None else max(groups) + 1)]
+    parts = {}
     with tf.control_dependencies(_batch_axis_checks(calls, batch)):
         for key, (_, listed) in contributions.items():
             of_variable, parts[key] = merged(listed, static_batch)
             # XLA drops assertions, but there this fails if the batch axis is another.
-            squares.append(tf.reshape(of_variable, [batch]))
-    squares = rounding.add_up(squares)
+            squares[group_of[key]].append(tf.reshape(of_variable, [batch]))
+    squares = [rounding.add_up(of_group) for of_group in squares]
+    squares = squares[0] if groups is None else tf.stack(squares, 1)
     norms = tf.sqrt(tf.where(squares < _NOTHING**2, tf.zeros_like(squares), squares))
     weights = [w for w in clip_weights(norms) if w is not None]
-    sums = _weighted_sums(parts, weights, norms)
+    sums = _weighted_sums(parts, group_of, split_by_group(norms, weights, groups))
     in_order = lambda r: [sums[r].get(id(v._value)) for v in model.trainable_variables]
     return GradientSums(
         head=in_order(0),
@@ -162,12 +173,20 @@ def _batch_axis_checks(calls, batch):
     return [] if check is None else [check]
 
 
-def _weighted_sums(parts, weights, norms):
-    """Returns one `{id: sum}` per entry of `weights`."""
-    keys = list(parts)
-    split = residual_rows(weights[0], weights[1], norms) if len(weights) == 2 else None
+def _weighted_sums(parts, group_of, groups):
+    """Returns one `{id: sum}` for the heads and, if there are weights for them, the residuals.
 
-    def sums_of(part):
+    Args:
+        parts: `{id: contributions}`, by variable.
+        group_of: `{id: int}`, the group of each variable.
+        groups: List of pairs of norms and weights, one per group.
+    """
+    keys = list(parts)
+    kinds = len(groups[0][1])
+    splits = [residual_rows(*weights, norms) if kinds == 2 else None for norms, weights in groups]
+
+    def sums_of(part, group):
+        (_, weights), split = groups[group], splits[group]
         if split is not None and isinstance(part, OuterProduct) and part.prefers_rows():
             return part.head_and_residual(weights[0], split)
         return part.weighted_sums(weights)
@@ -175,11 +194,12 @@ def _weighted_sums(parts, weights, norms):
     def flat_sums(clean):
         sums = []
         for key in keys:
-            each: Any = zip(*(sums_of(clean(part)) for part in parts[key]), strict=True)
-            sums += [tf.add_n(s) if len(s) > 1 else s[0] for s in each]
+            each: Any = [sums_of(clean(part), group_of[key]) for part in parts[key]]
+            sums += [tf.add_n(s) if len(s) > 1 else s[0] for s in zip(*each, strict=True)]
         return sums
 
-    finite = tf.math.is_finite(norms)
+    # A gradient that is broken in one group counts nowhere.
+    finite = functools.reduce(tf.logical_and, [tf.math.is_finite(norms) for norms, _ in groups])
     # A broken example has weight 0, but 0 * inf is NaN. Clearing its rows costs a copy of
     # everything, so that is done only in batches that need it.
     flat = (
@@ -191,4 +211,4 @@ def _weighted_sums(parts, weights, norms):
         if keys
         else []
     )
-    return [dict(zip(keys, flat[r :: len(weights)], strict=True)) for r in range(len(weights))]
+    return [dict(zip(keys, flat[r::kinds], strict=True)) for r in range(kinds)]

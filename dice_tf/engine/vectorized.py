@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from dice_tf.engine import rematerialization
+from dice_tf.engine.engine import split_by_group
 from dice_tf.engine.gradient_sums import GradientSums
 from dice_tf.engine.loss import call_in_training, per_example_losses
 from dice_tf.engine.lost_gradients import refuse_lost
@@ -19,7 +20,9 @@ from dice_tf.errors import GradientEngineError
 from dice_tf.mechanism import rounding
 
 
-def weighted_gradient_sums(model, x, y, sample_weight, clip_weights, microbatch_size=1):
+def weighted_gradient_sums(
+    model, x, y, sample_weight, clip_weights, microbatch_size=1, *, groups=None
+):
     r"""Returns \(\sum_i a_i g_i\) and \(\sum_i b_i g_i\) over the units of a batch.
 
     A unit is one example, or `microbatch_size` consecutive ones, whose mean gradient
@@ -34,6 +37,8 @@ def weighted_gradient_sums(model, x, y, sample_weight, clip_weights, microbatch_
         clip_weights: Function from norms, float32 `[units]`, to the weights \(a\) and
             \(b\) (or `None`), float32 `[units]`.
         microbatch_size: Number of examples per unit.
+        groups: `None`, or the group of every trainable variable: norms and weights are then
+            `[units, groups]`; see `dice_tf.engine.engine.Engine`.
 
     Returns:
         A `GradientSums`.
@@ -105,20 +110,34 @@ def weighted_gradient_sums(model, x, y, sample_weight, clip_weights, microbatch_
     )
     _advance(seed_states)
     return _weigh(
-        gradients, losses, outputs, connected, structure[0], variables, batch, clip_weights
+        gradients, losses, outputs, connected, structure[0], variables, batch, clip_weights, groups
     )
 
 
-def _weigh(gradients, losses, outputs, connected, structure, variables, batch, clip_weights):
-    norms = tf.sqrt(rounding.sums_of_squares(gradients))
-    head_weights, residual_weights = clip_weights(norms)
+def _weigh(
+    gradients, losses, outputs, connected, structure, variables, batch, clip_weights, groups
+):
+    used = [v for v, c in zip(variables, connected, strict=True) if c]
+    sizes = [v.shape.num_elements() for v in used]
+    group_of = [0] * len(used)
+    if groups is None:
+        norms = tf.sqrt(rounding.sums_of_squares(gradients))
+        finite = tf.math.is_finite(norms)
+    else:
+        group_of = [group for group, c in zip(groups, connected, strict=True) if c]
+        norms = _norms_of_groups(tf.split(gradients, sizes, 1), group_of, max(groups) + 1)
+        finite = tf.reduce_all(tf.math.is_finite(norms), 1)
+    weights = [w for w in clip_weights(norms) if w is not None]
+    by_group = split_by_group(norms, weights, groups)
     # 0 * inf is NaN: rows of weight 0 must be cleared before the product.
-    gradients = tf.where(tf.math.is_finite(norms)[:, None], gradients, 0.0)
+    gradients = tf.where(finite[:, None], gradients, 0.0)
 
-    def weighted_sum(weights):
-        flat = tf.linalg.matvec(gradients, weights, transpose_a=True)
-        used = [v for v, c in zip(variables, connected, strict=True) if c]
-        parts = iter(tf.split(flat, [v.shape.num_elements() for v in used]))
+    def weighted_sum(kind):
+        product = lambda g, group: tf.linalg.matvec(g, by_group[group][1][kind], transpose_a=True)
+        if groups is None:
+            parts = iter(tf.split(product(gradients, 0), sizes))
+        else:
+            parts = map(product, tf.split(gradients, sizes, 1), group_of)
         return [
             tf.reshape(next(parts), v.shape) if c else None
             for v, c in zip(variables, connected, strict=True)
@@ -126,12 +145,20 @@ def _weigh(gradients, losses, outputs, connected, structure, variables, batch, c
 
     merge = lambda t: tf.reshape(t, tf.concat([[-1], tf.shape(t)[2:]], 0))[:batch]
     return GradientSums(
-        head=weighted_sum(head_weights),
-        residual=None if residual_weights is None else weighted_sum(residual_weights),
+        head=weighted_sum(0),
+        residual=weighted_sum(1) if len(weights) > 1 else None,
         losses=merge(losses),
         y_pred=tf.nest.pack_sequence_as(structure, [merge(t) for t in outputs]),
         norms=norms,
     )
+
+
+def _norms_of_groups(gradients, group_of, count):
+    """Returns float32 `[units, groups]`, from the gradients of each variable, `[units, size]`."""
+    squares = [[tf.zeros([tf.shape(gradients[0])[0]])] for _ in range(count)]
+    for of_variable, group in zip(gradients, group_of, strict=True):
+        squares[group].append(rounding.sums_of_squares(of_variable))
+    return tf.sqrt(tf.stack([rounding.add_up(of_group) for of_group in squares], 1))
 
 
 def _group(tensors, batch, size):

@@ -3,5 +3,6 @@
 """The algorithm: its parameters, clipping, error feedback and noise, as functions on tensors."""
 
 from dice_tf.mechanism.parameters import DiceMechanism
+from dice_tf.mechanism.per_layer import PerLayerClipping
 
-__all__ = ["DiceMechanism"]
+__all__ = ["DiceMechanism", "PerLayerClipping"]

@@ -4,30 +4,7 @@
 
 import tensorflow as tf
 
-from dice_tf.mechanism import DiceMechanism, rounding
-from dice_tf.mechanism.clipping import STABILITY
-
-
-def clip_by_global_norm(tensors, threshold):
-    r"""Scales tensors so that their joint norm is at most `threshold`.
-
-    \[\mathrm{clip}(e, C) = \min(1, C / \lVert e \rVert)\, e\]
-
-    The norm is raised by `dice_tf.mechanism.rounding.MARGIN`, so that rounding never makes the
-    result longer than the threshold.
-
-    Args:
-        tensors: List of float32 tensors, taken as one vector.
-        threshold: Float > 0.
-
-    Returns:
-        List of tensors of the same shapes.
-
-    Source: Zhang et al., ICLR 2024, Alg. 1, the operator clip.
-    """
-    norm = rounding.RAISED * rounding.global_norm(tensors)
-    factor = tf.where(norm > threshold, tf.math.divide_no_nan(threshold, norm), tf.ones_like(norm))
-    return [factor * t for t in tensors]
+from dice_tf.mechanism import DiceMechanism
 
 
 def direction_and_errors(head_sums, residual_sums, errors, mechanism: DiceMechanism):
@@ -73,10 +50,6 @@ def direction_and_errors(head_sums, residual_sums, errors, mechanism: DiceMechan
         fed_back = [total(errors[i :: len(heads)]) for i in range(len(heads))]
         direction = [h + e / mechanism.feedback_steps for h, e in zip(heads, fed_back)]
         return direction, kept
-    if mechanism.clipping == "automatic":
-        norm = rounding.RAISED * rounding.global_norm(errors)
-        clipped = [e / (norm + STABILITY) for e in errors]
-    else:
-        clipped = clip_by_global_norm(errors, mechanism.error_norm_clip)
+    clipped = mechanism.clip.bounded_error(errors, mechanism.error_norm_clip)
     direction = [h + c for h, c in zip(heads, clipped)]
     return direction, [e - c + r for e, c, r in zip(errors, clipped, residuals)]

@@ -13,14 +13,13 @@ from typing import Any
 
 from dice_tf.checks.arguments import check_integer, check_number
 from dice_tf.errors import MechanismError
+from dice_tf.mechanism import clip_rules
+from dice_tf.mechanism.clipping import SMALLEST_THRESHOLD, Clip
 
 __all__ = ["DiceMechanism"]
 
 # Default of numbers that follow from others. `Any`, because nobody reads `None` there.
 _FOLLOWS: Any = None
-CLIPPING_MODES = ("flat", "automatic")
-# Smaller norms are not told from 0: in float32 their squares underflow.
-_SMALLEST_CLIP = 1e-12
 # Less would be rounded to none at all, as float32.
 _SMALLEST_NOISE = 1e-30
 # How to choose what has no default.
@@ -57,9 +56,10 @@ class DiceMechanism:
         bound_residuals: Whether each example's residual is clipped to
             `error_norm_clip` before it enters the error (`True`), or the error itself
             is clipped when it is fed back (`False`, Alg. 1 to the letter).
-        clipping: `"flat"`, one threshold for the whole gradient, or `"automatic"`, the
+        clipping: `"flat"`, one threshold for the whole gradient; `"automatic"`, the
             gradient over its own norm: \(C_1 = 1\) whatever its units, and \(C_2\) is 1,
-            or 0 for no error feedback. See `docs/error_feedback.md`.
+            or 0 for no error feedback; `"per_layer"`, equal shares of both thresholds for
+            every layer, or `PerLayerClipping(proportions)`. See `docs/error_feedback.md`.
         feedback_steps: Int >= 1, over how many later steps a residual is fed back.
         num_microbatches: Int or `None`. If given, the clipped unit is the mean
             gradient of one of `num_microbatches` equal microbatches, as in TF-Privacy.
@@ -87,20 +87,16 @@ class DiceMechanism:
     expected_batch_size: int
     error_norm_clip: float = _FOLLOWS
     bound_residuals: bool = True
-    clipping: str = "flat"
+    clipping: str | Clip = "flat"
     feedback_steps: int = 1
     num_microbatches: int | None = None
     noise_is_secret: bool = True
 
     def __post_init__(self) -> None:
         store = lambda name, value: object.__setattr__(self, name, value)
-        if self.clipping not in CLIPPING_MODES:
-            raise MechanismError(
-                f"Argument `clipping` must be one of {CLIPPING_MODES}. "
-                f"Received: clipping={self.clipping!r}."
-            )
-        if self.clipping == "automatic" and self.l2_norm_clip is None:
-            store("l2_norm_clip", 1.0)
+        store("clipping", clip_rules.canonical(self.clipping))
+        if self.l2_norm_clip is None:
+            store("l2_norm_clip", self.clip.threshold)
         missing = [name for name in _ADVICE if getattr(self, name) is None]
         if missing:
             raise MechanismError(
@@ -108,7 +104,7 @@ class DiceMechanism:
                 f"suits all data. Received: {', '.join(f'{name}=None' for name in missing)}. "
                 + " ".join(_ADVICE[name] for name in missing)
             )
-        smallest = {"minimum": _SMALLEST_CLIP, "exclusive": False}
+        smallest = {"minimum": SMALLEST_THRESHOLD, "exclusive": False}
         store("l2_norm_clip", check_number("l2_norm_clip", self.l2_norm_clip, **smallest))
         if self.error_norm_clip is None:
             store("error_norm_clip", self.l2_norm_clip)
@@ -121,15 +117,7 @@ class DiceMechanism:
             check_number("noise_multiplier", self.noise_multiplier, **smallest)
         for name in ("expected_batch_size", "feedback_steps"):
             store(name, check_integer(name, getattr(self, name)))
-        thresholds = (self.l2_norm_clip, self.error_norm_clip)
-        if self.clipping == "automatic" and thresholds not in ((1.0, 1.0), (1.0, 0.0)):
-            raise MechanismError(
-                'With clipping="automatic" every gradient is divided by its own norm, so there is '
-                "no threshold to set: `l2_norm_clip` is 1, and `error_norm_clip` 1, or 0 for no "
-                f"error feedback. Received: l2_norm_clip={self.l2_norm_clip}, "
-                f"error_norm_clip={self.error_norm_clip}. Leave them out, and set the size of "
-                "steps by the learning rate."
-            )
+        self.clip.check(self)
         if self.feedback_steps > 1 and not self.bound_residuals:
             raise MechanismError(
                 "Argument `feedback_steps` above 1 needs `bound_residuals=True`: only bounded "
@@ -144,6 +132,11 @@ class DiceMechanism:
                     f"num_microbatches={self.num_microbatches}, "
                     f"expected_batch_size={self.expected_batch_size}."
                 )
+
+    @property
+    def clip(self) -> Clip:
+        """The rule of clipping that `clipping` names."""
+        return clip_rules.rule_of(self.clipping)
 
     @property
     def microbatch_size(self) -> int:

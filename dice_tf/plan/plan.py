@@ -18,7 +18,8 @@ from dice_tf.accounting.epsilon import check_accountant
 from dice_tf.accounting.events import check_delta, check_sampling
 from dice_tf.checks.arguments import check_integer, check_number
 from dice_tf.errors import AccountingError, MechanismError, NoisyPlanWarning, SamplingError
-from dice_tf.mechanism import DiceMechanism
+from dice_tf.mechanism import DiceMechanism, clip_rules
+from dice_tf.mechanism.clipping import Clip
 from dice_tf.plan import choices, report
 from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, Sampling
 from dice_tf.training.epsilon_callback import EpsilonCallback
@@ -202,14 +203,15 @@ class PrivacyPlan:
     def mechanism(
         self,
         l2_norm_clip: float | None = 1.0,
-        clipping: str = "flat",
+        clipping: str | Clip = "flat",
         noise_is_secret: bool = True,
     ) -> DiceMechanism:
         """Returns the parameters of an optimizer that follows this plan.
 
         Args:
             l2_norm_clip: Float, the threshold C1. Epsilon does not depend on it.
-            clipping: `"flat"`, or `"automatic"`, whose thresholds are 1.
+            clipping: `"flat"`; `"automatic"`, whose thresholds are 1; `"per_layer"` or a
+                `PerLayerClipping`. Epsilon is the same with all of them.
             noise_is_secret: Whether the noise key does not come from a seed.
 
         Returns:
@@ -219,7 +221,8 @@ class PrivacyPlan:
             MechanismError: If `l2_norm_clip` is missing or out of range, or clipping is
                 automatic and `error_norm_clip_ratio` neither 0 nor 1.
         """
-        if clipping == "automatic" and self.error_norm_clip_ratio not in (0.0, 1.0):
+        automatic = clip_rules.canonical(clipping) == "automatic"
+        if automatic and self.error_norm_clip_ratio not in (0.0, 1.0):
             raise MechanismError(
                 'With clipping="automatic" both thresholds are 1, or the second is 0, so the plan '
                 "must have error_norm_clip_ratio=1, or 0 for no error feedback. Received: "
@@ -297,8 +300,7 @@ class PrivacyPlan:
 
     def _check_follows(self, model: keras.Model) -> None:
         actual = model.optimizer.mechanism
-        unit = None if actual.clipping == "automatic" else actual.l2_norm_clip
-        planned = self.mechanism(unit, actual.clipping, actual.noise_is_secret)
+        planned = self.mechanism(actual.l2_norm_clip, actual.clipping, actual.noise_is_secret)
         different = [
             f"{name}={getattr(actual, name)!r} (plan: {getattr(planned, name)!r})"
             for name in PRIVACY_ARGUMENTS

@@ -15,6 +15,8 @@ from scipy import stats
 
 from dice_tf.sampling.base import DRAW_STREAM, DrawPlan, Sampling
 
+__all__ = ["padded_draws"]
+
 # Chance that some draw of the planned run needs a padded size above the smallest one.
 _OVERFLOW_PROBABILITY = 0.1
 _SIZE_MULTIPLE = 8

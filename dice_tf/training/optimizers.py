@@ -139,8 +139,9 @@ class DiceSGDOptimizer(PrivateUpdate, keras.optimizers.SGD):
         bound_residuals: Whether residuals are clipped per example (default), or the
             error when it is fed back.
         clipping: `"flat"`: one threshold for the whole gradient. `"automatic"`: each gradient
-            is divided by its norm, so that there is no threshold to choose; see
-            `docs/error_feedback.md`.
+            is divided by its norm, so that there is no threshold to choose. `"per_layer"` or
+            a `PerLayerClipping`: every layer has its share of both thresholds, at the same
+            epsilon. See `docs/error_feedback.md`.
         feedback_steps: Int, \(s\): residuals are fed back in equal parts at the next s steps,
             \(v^t = \frac1B\sum_i h_i + \frac1s\sum_{k=1}^s e^{t-k+1}\). Pays with
             `CyclicPoissonSampling(num_groups=s + 1)`; takes s variables per trainable variable.

@@ -18,6 +18,7 @@ import tensorflow as tf
 from dice_tf.checks import model_checks, precision, self_check
 from dice_tf.distribution import multi_worker, strategies
 from dice_tf.engine import chunks, layerwise, loss, vectorized
+from dice_tf.engine.engine import Engine
 from dice_tf.errors import LossError, ModelError, PlainGradientsError
 from dice_tf.ledger import provenance
 from dice_tf.mechanism import DiceMechanism
@@ -223,7 +224,7 @@ def unpack(model, data):
     return x, y, sample_weight
 
 
-def engine_of(optimizer):
+def engine_of(optimizer) -> Engine:
     """Returns the function that computes the gradients which a private optimizer clips."""
     mechanism = optimizer.mechanism
     if optimizer.gradient_engine == "vectorized" or mechanism.num_microbatches is not None:
@@ -234,11 +235,13 @@ def engine_of(optimizer):
 
 
 def _gradient_sums(model, optimizer, x, y, sample_weight):
-    engine = engine_of(optimizer)
-    weights = functools.partial(clip_weights, mechanism=optimizer.mechanism)
+    engine, mechanism = engine_of(optimizer), optimizer.mechanism
+    groups = mechanism.clip.groups(model)
+    weights = functools.partial(clip_weights, mechanism=mechanism, groups=groups)
+    engine = functools.partial(engine, groups=None if groups is None else groups.of_variables)
     run = lambda x, y, sample_weight: engine(model, x, y, sample_weight, weights)
     return chunks.sums_in_chunks(
-        run, x, y, sample_weight, optimizer.chunk_size, optimizer.mechanism.microbatch_size
+        run, x, y, sample_weight, optimizer.chunk_size, mechanism.microbatch_size
     )
 
 
@@ -248,6 +251,7 @@ def _prepare(model, optimizer, x, y, sample_weight):
     forget_outdated_checks(model)
     if model not in _checked:
         check_calls(model, *symbolic)
+        optimizer.mechanism.clip.groups(model)  # Refuses a model that it does not fit.
         _checked[model] = types.SimpleNamespace(
             parts=[weakref.ref(part) for part in _parts(model)],
             settings=_settings(model),

@@ -26,10 +26,11 @@ from dice_tf.errors import (
     SamplingError,
 )
 from dice_tf.ledger import provenance, row_counts
-from dice_tf.mechanism import DiceMechanism, feedback, noise
+from dice_tf.mechanism import DiceMechanism, clip_rules, feedback, noise
 from dice_tf.training import keras_trainer, optimizer_arguments, rebuilding
 
 if TYPE_CHECKING:
+    from dice_tf.mechanism.clipping import Clip
     from dice_tf.plan import PrivacyPlan
 
 
@@ -49,7 +50,7 @@ class PrivateUpdate(keras.optimizers.Optimizer if TYPE_CHECKING else object):
         expected_batch_size: int | None = None,
         error_norm_clip: float | None = None,
         bound_residuals: bool | None = None,
-        clipping: str = "flat",
+        clipping: str | Clip = "flat",
         feedback_steps: int | None = None,
         num_microbatches: int | None = None,
         plan: PrivacyPlan | None = None,
@@ -70,7 +71,7 @@ class PrivateUpdate(keras.optimizers.Optimizer if TYPE_CHECKING else object):
             expected_batch_size=expected_batch_size,
             error_norm_clip=error_norm_clip,
             bound_residuals=None if bound_residuals is None else bool(bound_residuals),
-            clipping=clipping,
+            clipping=clip_rules.canonical(clipping),
             feedback_steps=feedback_steps,
             num_microbatches=num_microbatches,
         )
@@ -423,4 +424,5 @@ class PrivateUpdate(keras.optimizers.Optimizer if TYPE_CHECKING else object):
             "save_errors",
         ):
             config[name] = getattr(self, name)
+        config["clipping"] = clip_rules.config_of(config["clipping"])
         return config
