@@ -2,6 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The algorithm: its parameters, clipping, error feedback and noise, as functions on tensors."""
 
-from dice_tf.mechanism.parameters import DiceMechanism
+from dice_tf.mechanism.parameters import PRIVACY_ARGUMENTS, DiceMechanism
 
-__all__ = ["DiceMechanism"]
+__all__ = ["PRIVACY_ARGUMENTS", "DiceMechanism"]

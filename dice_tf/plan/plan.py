@@ -18,11 +18,11 @@ from dice_tf.accounting.epsilon import check_accountant
 from dice_tf.accounting.events import check_delta, check_sampling
 from dice_tf.checks.arguments import check_integer, check_number
 from dice_tf.errors import AccountingError, MechanismError, NoisyPlanWarning, SamplingError
-from dice_tf.mechanism import DiceMechanism
+from dice_tf.mechanism import PRIVACY_ARGUMENTS, DiceMechanism
 from dice_tf.plan import choices, report
 from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, RandomAllocation, Sampling
 from dice_tf.training.epsilon_callback import EpsilonCallback
-from dice_tf.training.optimizer_arguments import PRIVACY_ARGUMENTS, same_value
+from dice_tf.training.optimizer_arguments import same_value
 
 
 @dataclasses.dataclass(frozen=True, init=False)

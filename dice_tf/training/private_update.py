@@ -26,7 +26,7 @@ from dice_tf.errors import (
     SamplingError,
 )
 from dice_tf.ledger import provenance, row_counts
-from dice_tf.mechanism import DiceMechanism, feedback, noise
+from dice_tf.mechanism import PRIVACY_ARGUMENTS, DiceMechanism, feedback, noise
 from dice_tf.training import keras_trainer, optimizer_arguments, rebuilding
 
 if TYPE_CHECKING:
@@ -61,19 +61,10 @@ class PrivateUpdate:
         noise_seed: int | None = None,
         **keras_arguments: Any,
     ) -> None:
+        given = {name: value for name, value in locals().items() if name in PRIVACY_ARGUMENTS}
         optimizer_arguments.check_none_positional(type(self), learning_rate, positional)
         for name, value in keras_arguments.items():
             optimizer_arguments.check_keras_argument(name, value)
-        given = dict(
-            l2_norm_clip=l2_norm_clip,
-            noise_multiplier=noise_multiplier,
-            expected_batch_size=expected_batch_size,
-            error_norm_clip=error_norm_clip,
-            bound_residuals=None if bound_residuals is None else bool(bound_residuals),
-            clipping=clipping,
-            feedback_steps=feedback_steps,
-            num_microbatches=num_microbatches,
-        )
         mechanism = DiceMechanism(
             **optimizer_arguments.with_plan(plan, given), noise_is_secret=noise_seed is None
         )
@@ -115,7 +106,7 @@ class PrivateUpdate:
 
     def __getattr__(self, name):
         # For names that are not found; `object` has the error that says so.
-        owner = self._mechanism if name in optimizer_arguments.PRIVACY_ARGUMENTS else self
+        owner = self._mechanism if name in PRIVACY_ARGUMENTS else self
         return object.__getattribute__(owner, name)
 
     @property
@@ -414,7 +405,7 @@ class PrivateUpdate:
         """
         config = super().get_config()
         for name in (
-            *optimizer_arguments.PRIVACY_ARGUMENTS,
+            *PRIVACY_ARGUMENTS,
             "chunk_size",
             "gradient_engine",
             "self_check",
