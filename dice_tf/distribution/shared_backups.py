@@ -67,14 +67,15 @@ class _TakeOverFromFirstWorker(keras.callbacks.Callback):
         model, optimizer = self.model, self.model.optimizer
         private = private_checkpoints.private_variables(optimizer._private, optimizer.mechanism)
         variables = [*model.variables, *optimizer.variables, *optimizer.errors, *private.values()]
-        variables.append(optimizer._private.process_draws)
         values = [variable.numpy() for variable in variables]
         # As bytes, so that every bit arrives, whatever the type.
         packed = b"".join(value.tobytes() for value in values)
         words = np.frombuffer(packed + bytes(-len(packed) % 8), np.int64)
-        words = np.append(words, model._initial_epoch or 0)
+        draws = int(optimizer._private.process_draws.numpy())
+        words = np.append(words, [model._initial_epoch or 0, draws])
         received = multi_worker.values_of_chief(model.distribute_strategy, words)
-        model._initial_epoch, rest = int(received[-1]), received.tobytes()
+        model._initial_epoch, rest = int(received[-2]), received.tobytes()
+        optimizer._private.go_to_draw(int(received[-1]))
         for variable, value in zip(variables, values, strict=True):
             own, rest = rest[: value.nbytes], rest[value.nbytes :]
             variable.assign(np.frombuffer(own, value.dtype).reshape(value.shape))

@@ -266,13 +266,7 @@ class PrivateUpdate:
             heads, residuals, self._values_of(errors), mechanism
         )
         if mechanism.noise_multiplier > 0:
-            # Not `iterations`: they go back when weights are loaded, and the same noise on
-            # other data would give two releases whose difference is free of noise.
-            if self.save_errors:
-                key = private_checkpoints.bind_key(private.noise_key.read(), direction)
-                draws = private.noise_draws.value
-            else:
-                key, draws = private.process_key.read(), private.process_draws.value
+            key, draws = private.next_noise(direction, bound=self.save_errors)
             shapes = {slot: v.shape for slot, v in zip(slots, direction, strict=True)}
             drawn = noise.gaussian_noise(key, draws, shapes, mechanism.noise_stddev)
             direction = [v + drawn[slot] for v, slot in zip(direction, slots, strict=True)]
@@ -283,25 +277,18 @@ class PrivateUpdate:
             v if penalty_gradients[i] is None else v + tf.cast(penalty_gradients[i], tf.float32)
             for v, i in zip(direction, used, strict=True)
         ]
+        in_fit = private.in_fit.value > 0
+        name = provenance.mechanism_name(mechanism)
         record = provenance.update_record(
-            self._sampling_record.value,
-            marks,
-            mechanism.noise_is_secret,
-            provenance.mechanism_name(mechanism),
-            private.in_fit.value > 0,
+            self._sampling_record.value, marks, mechanism.noise_is_secret, name, in_fit
         )
+        counts = row_counts.update(private.row_counts.value, marks, rows, in_fit)
         updates = [
             *zip(errors, new_errors, strict=True),
             *((error, tf.zeros(error.shape)) for error in forgotten),
             (self._sampling_record, record),
-            (
-                private.row_counts,
-                row_counts.update(private.row_counts.value, marks, rows, private.in_fit.value > 0),
-            ),
-            (private.noise_draws, private.noise_draws.value + 1),
-            (private.process_draws, private.process_draws.value + 1),
-            (private.own_steps, private.own_steps.value + 1),
-            (private.error_step, tf.cast(self._iterations.value, tf.int64) + 1),
+            (private.row_counts, counts),
+            *private.next_counts(self._iterations.value),
         ]
         # TensorFlow runs what needs no data also when the data have come to an end, and Keras
         # may find out about the end by a step on no data (without XLA).
@@ -384,14 +371,13 @@ class PrivateUpdate:
             if variable is self._sampling_record and str(number) in released:
                 provenance.check_layout(released[str(number)])
         super().load_own_variables(released)
-        counts = [private.process_draws]
+        steps = int(self._iterations.numpy())
         if not (self.save_errors and private_checkpoints.load(private, self._mechanism, store)):
             for error in self.errors:
                 error.assign(tf.zeros(error.shape))
-            counts.append(private.noise_draws)
+            private.noise_draws.assign(max(steps, int(private.noise_draws.numpy())))
         # With a seed, a new process goes on where the saved one stopped.
-        for draws in counts:
-            draws.assign(tf.maximum(draws.value, tf.cast(self._iterations.value, draws.dtype)))
+        private.go_to_draw(max(steps, int(private.process_draws.numpy())))
 
     def set_weights(self, weights: Any) -> None:
         """Loads the values of `variables`, as Keras hands them over from the .h5 format."""
@@ -403,14 +389,6 @@ class PrivateUpdate:
         The configuration is stored in saved models, and whoever knows the seed can
         subtract the noise.
         """
-        config = super().get_config()
-        for name in (
-            *PRIVACY_ARGUMENTS,
-            "chunk_size",
-            "gradient_engine",
-            "self_check",
-            "rescale_to_unit_norm",
-            "save_errors",
-        ):
-            config[name] = getattr(self, name)
-        return config
+        of_steps = ("chunk_size", "gradient_engine", "self_check", "rescale_to_unit_norm")
+        names = (*PRIVACY_ARGUMENTS, *of_steps, "save_errors")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
