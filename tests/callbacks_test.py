@@ -461,7 +461,7 @@ def test_plain_optimizer_is_refused():
     model = make_model()
     model.compile("sgd", loss="mse")
     sampling = PoissonSampling(N, B)
-    with pytest.raises(PlainGradientsError, match="not private.*optimizer=SGD"):
+    with pytest.raises(PlainGradientsError, match="there is no epsilon.*optimizer=SGD"):
         model.fit(sampling.dataset(X, Y), verbose=0, callbacks=[EpsilonCallback(sampling, DELTA)])
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import dice_tf
-from dice_tf.errors import PlainGradientsError
+from dice_tf.errors import PlainGradientsError, SamplingError
 from dice_tf.ledger import provenance
 from dice_tf.ledger.sampling_passes import PassCallback
 from dice_tf.training import run as run_lib
@@ -61,6 +61,16 @@ def test_one_callback_writes_down_passes_and_comes_first(sampled, with_budget, a
     record = provenance.read_record(model.optimizer)
     assert record["sampling"] == provenance.sampling_name(sampling)
     assert record["steps"] == N // B and record["loop_steps"] == 0
+
+
+def test_what_a_pass_shows_is_written_down_after_the_claim_that_it_contradicts():
+    model, parts = make(), [dice_tf.ShuffledEpochs(N, B).dataset(X, Y) for _ in range(2)]
+    budget = dice_tf.EpsilonCallback(dice_tf.ShuffledEpochs(2 * N, B), DELTA)
+    with pytest.raises(SamplingError, match="by several in one data set"):
+        model.fit(parts[0].concatenate(parts[1]), verbose=0, callbacks=[budget])
+    # At the second batch, not at the end of the epoch.
+    record = provenance.read_record(model.optimizer)
+    assert record["steps"] == 1 and record["sampling"] == provenance.SEVERAL
 
 
 def test_a_run_is_one_per_model_and_goes_with_it():

@@ -338,9 +338,7 @@ def continue_sampling(model: keras.Model, sampling: Any) -> bool:
     >>> continue_sampling(model, sampling)  # From the start.
     False
     """
-    optimizer = private_optimizer(
-        model, "Only a run with a private optimizer has a position in its draws to continue from."
-    )
+    optimizer = private_optimizer(model, "position in its draws to continue from")
     if not optimizer.save_errors:
         return False
     build_optimizer(model)

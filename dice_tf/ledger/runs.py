@@ -18,7 +18,7 @@ from dice_tf.mechanism import DiceMechanism
 from dice_tf.sampling import Sampling
 from dice_tf.training.run import private_optimizer
 
-NEED = "Training with this optimizer is not private, so it has no epsilon."
+NEED = "epsilon"
 
 
 def accounted_run(model: keras.Model, sampling: Sampling) -> tuple[DiceMechanism, Sampling, int]:

@@ -83,39 +83,27 @@ class PassCallback(keras.callbacks.Callback):
         _warn_of_discarded_steps(optimizer)
 
 
-def with_passes(model, callbacks, found, unaccounted, budgets):
+def with_passes(callbacks, found, unaccounted, budgets):
     """Returns the callbacks of `fit`, the first of which writes down its passes.
 
     So the others find that done, and `epsilon` of an `EpsilonCallback` in the logs.
 
     Args:
-        model: Compiled Keras model with a private optimizer.
-        callbacks: What `fit` received: `None`, a callback, a nest of them or a `CallbackList`.
+        callbacks: List of Keras callbacks.
         found: List of `admission.Source`s behind the data of this `fit`.
         unaccounted: What to record of this `fit`, from `fit_data.unaccounted_pass`.
         budgets: Each `EpsilonCallback` of this `fit`, which does the same.
 
     Returns:
-        The callbacks for Keras.
+        List of Keras callbacks.
     """
     added = []
     if unaccounted is not None:
         added = [PassCallback(unaccounted)]
     elif found and not budgets:
         added = [PassCallback(found[0].sampling, found)]
-    ordered = sorted([*added, *listed(callbacks)], key=lambda c: not isinstance(c, PassCallback))
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.callbacks = ordered
-        callbacks.set_model(model)
-        return callbacks
-    return ordered
-
-
-def listed(callbacks):
-    """Returns the callbacks of `fit` as a list, whichever of the forms that Keras takes it has."""
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        return callbacks.callbacks
-    return [] if callbacks is None else keras.tree.flatten(callbacks)
+    # After each budget, whose claim it may contradict.
+    return sorted([*callbacks, *added], key=lambda c: not isinstance(c, PassCallback))
 
 
 @contextlib.contextmanager

@@ -100,17 +100,16 @@ def _fit(stock_fit):
         rebuilding.build_again(self)
         multi_worker.align_samplers(self, x, samplings)
         multi_worker.check_workers_agree(self)
-        callbacks = shared_backups.share_backups(self, given.get("callbacks"))
-        each = sampling_passes.listed(callbacks)
-        data_dependent_callbacks.warn_of(each)
-        budgets = [callback for callback in each if isinstance(callback, EpsilonCallback)]
+        callbacks = _listed(given.get("callbacks"))
+        data_dependent_callbacks.warn_of(callbacks)
+        callbacks = shared_backups.share_backups(self, callbacks)
+        budgets = [callback for callback in callbacks if isinstance(callback, EpsilonCallback)]
         for budget in budgets:
             admission.check_claim(budget.sampling, x, found)
             budget.note_data(x, found, given.get("steps_per_epoch"))
         unaccounted = fit_data.unaccounted_pass(given, samplings, budgets)
-        given["callbacks"] = sampling_passes.with_passes(
-            self, callbacks, found, unaccounted, budgets
-        )
+        callbacks = sampling_passes.with_passes(callbacks, found, unaccounted, budgets)
+        given["callbacks"] = _as_given(self, given.get("callbacks"), callbacks)
         dense.check_dense(given)
         claims = [*samplings, *(budget.sampling for budget in budgets)]
         fit_data.check_validation_split(given, claims)
@@ -134,6 +133,22 @@ def _fit(stock_fit):
             return stock_fit(**given)
 
     return fit
+
+
+def _listed(callbacks):
+    """Returns the callbacks of `fit` as a list, whichever of the forms that Keras takes it has."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks.callbacks
+    return [] if callbacks is None else keras.tree.flatten(callbacks)
+
+
+def _as_given(model, given, callbacks):
+    """Returns a list of callbacks in the form in which `fit` was given some."""
+    if not isinstance(given, keras.callbacks.CallbackList):
+        return callbacks
+    given.callbacks = callbacks
+    given.set_model(model)
+    return given
 
 
 def _train_on_batch(stock_train):

@@ -22,7 +22,7 @@ from dice_tf.mechanism.clipping import clip_weights
 from dice_tf.training import dense, metrics, own_train_steps, rebuilding
 from dice_tf.training.run import Checks, private_optimizer, run_of
 
-_NEED = "A private step needs a model compiled with a private optimizer."
+_NEED = "private step to take or to check"
 # A gradient of 0 in so many batches is no accident of the first.
 _MOST_BATCHES_TRIED = 20
 

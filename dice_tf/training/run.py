@@ -81,14 +81,15 @@ def private_optimizer(model, need):
 
     Args:
         model: A Keras model.
-        need: String, a sentence that says what a private optimizer is needed for.
+        need: String that says what there is none of without a private optimizer.
 
     Raises:
         PlainGradientsError: If it is not private.
     """
     if not has_private_optimizer(model):
         raise PlainGradientsError(
-            f"{need} Received: optimizer={type(getattr(model, 'optimizer', None)).__name__}. "
-            "Compile the model with DiceSGDOptimizer or another optimizer of dice_tf."
+            f"Without a private optimizer there is no {need}. Received: "
+            f"optimizer={type(getattr(model, 'optimizer', None)).__name__}. Compile the model with "
+            "DiceSGDOptimizer or another optimizer of dice_tf."
         )
     return model.optimizer
