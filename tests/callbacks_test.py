@@ -238,7 +238,9 @@ def test_epsilon_is_computed_seldom(monkeypatch):
     counts = types.SimpleNamespace(
         numpy=lambda: np.zeros(3), value=np.zeros(3, np.int64), assign=lambda value: None
     )
-    optimizer._private = types.SimpleNamespace(process_draws=count, row_counts=counts)
+    optimizer._private = types.SimpleNamespace(
+        process_draws=count, row_counts=counts, steps_here=count.numpy, row_order=None
+    )
     callback.set_model(
         types.SimpleNamespace(
             optimizer=optimizer,
@@ -459,7 +461,7 @@ def test_plain_optimizer_is_refused():
     model = make_model()
     model.compile("sgd", loss="mse")
     sampling = PoissonSampling(N, B)
-    with pytest.raises(PlainGradientsError, match="not private.*optimizer=SGD"):
+    with pytest.raises(PlainGradientsError, match="there is no epsilon.*optimizer=SGD"):
         model.fit(sampling.dataset(X, Y), verbose=0, callbacks=[EpsilonCallback(sampling, DELTA)])
 
 

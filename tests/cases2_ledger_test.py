@@ -19,7 +19,7 @@ import tensorflow as tf
 import dice_tf
 from dice_tf import accounting
 from dice_tf.errors import AccountingError, SamplingError
-from dice_tf.ledger import provenance, sampling_passes
+from dice_tf.ledger import provenance
 
 N, B, DELTA = 80, 10, 1e-3
 RANDOM = np.random.default_rng(0)
@@ -56,7 +56,7 @@ def planned(model, sampling, steps, accountant="rdp"):
 
 
 def record(model):
-    return sampling_passes.read_record(model.optimizer)
+    return provenance.read_record(model.optimizer)
 
 
 # --- D2: an optimizer loaded into one of other noise --------------------------------
@@ -331,21 +331,25 @@ def test_d11_fit_knows_its_steps_and_marks_tell_of_others():
     callback = dice_tf.EpsilonCallback(sampling, DELTA)
     model.fit(X, Y, batch_size=B, verbose=0)
     model.fit(X, Y, batch_size=B, verbose=0, callbacks=[callback])
-    assert callback.accounted_steps() == 16 and record(model)["loose_steps"] == 0
+    assert callback.accounted_steps() == 16 and record(model)["loop_steps"] == 0
     model.train_on_batch(X[:B], Y[:B])
-    assert record(model)["loose_steps"] == 1
+    assert record(model)["loop_steps"] == 1
     # Whole batches of all examples are epochs, whoever hands them over.
     everything = dice_tf.ShuffledEpochs(B, B)
     loop = make()
     for _ in range(3):
         loop.train_on_batch(X[:B], Y[:B])
     assert dice_tf.run_epsilon(loop, everything, DELTA) == planned(loop, everything, 3)
-    # A Poisson sampler's batches say who drew them, and are no loose steps.
+    # A Poisson sampler's batches say who drew them: a loop over them has its epsilon, and none as
+    # epochs.
     drawn, poisson = make(), dice_tf.PoissonSampling(N, B)
     for batch in poisson.dataset(X, Y):
         dice_tf.private_train_step(drawn, batch)
-    assert record(drawn)["loose_steps"] == 0
+    assert record(drawn)["loop_steps"] == 8
     assert dice_tf.run_epsilon(drawn, poisson, DELTA) == planned(drawn, poisson, 8)
+    for epochs in (sampling, everything):
+        with pytest.raises(SamplingError, match="it used batches of a Poisson sampler"):
+            dice_tf.run_epsilon(drawn, epochs, DELTA)
 
 
 # --- B10: progressive unfreezing ----------------------------------------------------

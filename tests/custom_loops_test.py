@@ -66,8 +66,7 @@ def state(model):
     optimizer = model.optimizer
     # Who drew them, and what an epoch is, is known to `fit` alone.
     record = provenance.unpack_record(optimizer.sampling_record.numpy())
-    of_fit = ("assignment", "sampling", "first_seeded_draw", "loose_steps",
-              "loop_steps")  # fmt: skip
+    of_fit = ("assignment", "sampling", "first_seeded_draw", "loop_steps")
     record.update(dict.fromkeys(of_fit))
     others = [v for v in optimizer.variables if v is not optimizer.sampling_record]
     numbers = flat([*model.variables, *others, *optimizer.errors])

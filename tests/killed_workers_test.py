@@ -21,6 +21,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import worker_processes
 
 from dice_tf.distribution import multi_worker, shared_backups
+from dice_tf.training import keras_trainer
 
 WORKERS, STEPS_PER_EPOCH = 2, 20
 
@@ -122,13 +123,16 @@ def test_only_the_first_worker_has_the_backup(monkeypatch, tmp_path, resolver, f
     given = [before, [backup, after]]
     if listed:
         given = keras.callbacks.CallbackList(given, model=model)
-    assert shared_backups.share_backups(model, given) is given
+    callbacks = keras_trainer._listed(given)
+    assert callbacks == [before, backup, after]
+    assert shared_backups.share_backups(model, callbacks) is callbacks
     monkeypatch.setattr(multi_worker, "has_several_workers", lambda strategy: True)
     strategy = type("Strategy", (), {"cluster_resolver": resolver})()
     monkeypatch.setattr(keras.Model, "distribute_strategy", strategy)
-    assert shared_backups.share_backups(model, before) is before
-    assert shared_backups.share_backups(model, None) is None
-    shared = shared_backups.share_backups(model, given)
+    assert shared_backups.share_backups(model, keras_trainer._listed(before)) == [before]
+    assert shared_backups.share_backups(model, keras_trainer._listed(None)) == []
+    shared = shared_backups.share_backups(model, callbacks)
+    shared = keras_trainer._as_given(model, given, shared)
     assert (shared is given) == listed
     *others, takes_over, last = shared.callbacks if listed else shared
     assert others == ([before, backup] if first else [before]) and last is after

@@ -12,7 +12,7 @@ import tensorflow as tf
 from dice_tf.accounting import compute_epsilon
 from dice_tf.checkpoints.private_checkpoints import build_optimizer, continue_sampling
 from dice_tf.errors import OptimizerArgumentError, PlainGradientsError, SamplingError
-from dice_tf.ledger import admission, provenance, sampling_passes
+from dice_tf.ledger import admission, provenance
 from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, ShuffledEpochs
 from dice_tf.training.epsilon_callback import EpsilonCallback
 from dice_tf.training.optimizers import DiceSGDOptimizer
@@ -414,12 +414,12 @@ def test_models_without_a_private_optimizer_are_refused_by_name():
 def test_a_record_begun_before_the_build_is_kept():
     model = make(built=False)
     fields = provenance.join_sampling(
-        sampling_passes.read_record(model.optimizer), PoissonSampling(N, B)
+        provenance.read_record(model.optimizer), PoissonSampling(N, B)
     )
-    sampling_passes._write_record(model.optimizer, fields)
+    provenance.write_record(model.optimizer, fields)
     model.build((None, 3))
     build_optimizer(model)
-    assert sampling_passes.read_record(model.optimizer) == fields
+    assert provenance.read_record(model.optimizer) == fields
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from dice_tf.accounting import events
 from dice_tf.accounting.epsilon import compute_epsilon
 from dice_tf.checks.arguments import check_integer, check_number
 from dice_tf.errors import AccountingError
-from dice_tf.mechanism import DiceMechanism
+from dice_tf.mechanism import PRIVACY_ARGUMENTS, DiceMechanism
 
 if TYPE_CHECKING:
     # At run time it would load TensorFlow.
@@ -79,16 +79,11 @@ def calibrate_noise_multiplier(
     >>> round(calibrate_noise_multiplier(2.7, 1e-5, sampling, sampling.steps(epochs=20)), 2)
     3.05
     """
+    # All arguments of the mechanism that are arguments here; the sampling has one more.
+    parameters = {name: value for name, value in locals().items() if name in PRIVACY_ARGUMENTS}
     target_epsilon, steps = _check_target(target_epsilon, steps)
     events.check_sampling(sampling)
-    parameters: dict[str, Any] = dict(
-        l2_norm_clip=l2_norm_clip,
-        error_norm_clip=error_norm_clip,
-        bound_residuals=bound_residuals,
-        feedback_steps=feedback_steps,
-        num_microbatches=num_microbatches,
-        expected_batch_size=sampling.expected_batch_size,
-    )
+    parameters["expected_batch_size"] = sampling.expected_batch_size
 
     def epsilon_by(accountant):
         return lambda noise_multiplier: compute_epsilon(

@@ -16,9 +16,12 @@ but bound to what it is to hide,
 and runs repeat noise only as long as they repeat \(v^t\) to the last bit. The other one,
 of all other steps, is used as it is, and neither it nor the count of its draws is ever
 written or read. (A `noise_seed` decides both, in every process that is given it.)
+
+Nothing simpler will do: a resumed process cannot know which steps the killed one still took after
+it wrote the file. Bound to the direction, their replay is the identical release, and if anything
+differs the noise is independent.
 """
 
-import contextlib
 import functools
 import hashlib
 from typing import Any
@@ -29,10 +32,10 @@ import numpy as np
 import tensorflow as tf
 
 from dice_tf.distribution import strategies
-from dice_tf.errors import PlainGradientsError
 from dice_tf.ledger import row_counts
 from dice_tf.mechanism import noise
 from dice_tf.training import rebuilding
+from dice_tf.training.run import private_optimizer
 
 __all__ = ["continue_sampling"]
 
@@ -54,11 +57,11 @@ class PrivateState:
 
     def __init__(self, noise_seed):
         # Private files hold the first key and its count, and no file the second ones.
+        # `provenance` has what each count is for.
         self.noise_key, self.process_key = noise.NoiseKey(noise_seed), noise.NoiseKey(noise_seed)
         self.noise_draws = self.process_draws = None
-        # Steps taken by this very object, whatever is loaded into it, and those of its loops:
-        # since the last `fit`, and before that.
-        self.own_steps, self.fit_ended_at, self.loop_steps_before = None, 0, 0
+        # Draws of the second key that nobody used here; then steps of this object.
+        self.draws_left_out, self.fit_ended_at, self.loop_steps_before = 0, 0, 0
         # From a sampler with a seed to its state, and the step at which its draws began.
         self.seeded = {}
         # Whether `fit` is what takes the steps, for Python and for compiled steps.
@@ -71,6 +74,8 @@ class PrivateState:
         self.row_counts = None
         # Fingerprint of the order of the rows that cyclic groups were drawn from.
         self.row_order = None
+        # Whether all workers were found to hold the same optimizer.
+        self.workers_agree = False
         # Whether anybody was told that steps were not accounted.
         self.is_reported = False
         # Slots of the update rule by variable and name, and how often they were put together.
@@ -90,26 +95,42 @@ class PrivateState:
         """Creates the variables that stay when the optimizer is built again."""
         self.noise_draws = count_variable("noise_draws", 0)
         self.process_draws = count_variable("process_draws", 0)
-        self.own_steps = count_variable("own_steps", 0)
         self.row_counts = count_variable("row_counts", np.zeros(row_counts.SIZE))
         self.in_fit = count_variable("in_fit", int(self.is_in_fit))
         self.sampler = count_variable("sampler", np.zeros(SAMPLER_SIZE))
 
-    @contextlib.contextmanager
-    def steps_of_fit(self):
-        """Context in which steps are those of `fit`, which knows where its batches come from."""
-        before = self.is_in_fit
-        self._set_in_fit(True)
-        try:
-            yield
-        finally:
-            self._set_in_fit(before)
-
     def steps_here(self):
         """Returns the number of steps that this object took, in this process."""
-        return 0 if self.own_steps is None else int(self.own_steps.numpy())
+        if self.process_draws is None:
+            return 0
+        return int(self.process_draws.numpy()) - self.draws_left_out
 
-    def _set_in_fit(self, value):
+    def go_to_draw(self, number):
+        """Leaves out draws of noise that another process with the same seed may have used."""
+        self.draws_left_out += number - int(self.process_draws.numpy())
+        self.process_draws.assign(number)
+
+    def next_noise(self, direction, bound):
+        """Returns the key and the number of the next draw of noise.
+
+        Not `iterations`: they go back when weights are loaded, and the same noise on other data
+        would give two releases whose difference is free of noise.
+
+        Args:
+            direction: List of tensors, what the noise is to hide.
+            bound: Whether private files may make another process repeat this step.
+        """
+        if bound:
+            return bind_key(self.noise_key.read(), direction), self.noise_draws.value
+        return self.process_key.read(), self.process_draws.value
+
+    def next_counts(self, iterations):
+        """Returns pairs of a count of steps and its value after one more."""
+        counts = [(count, count.value + 1) for count in (self.noise_draws, self.process_draws)]
+        return [*counts, (self.error_step, tf.cast(iterations, tf.int64) + 1)]
+
+    def set_in_fit(self, value):
+        """Says whether `fit`, which knows where its batches come from, takes the next steps."""
         self.is_in_fit = value
         if self.in_fit is not None:
             self.in_fit.assign(int(value))
@@ -320,12 +341,7 @@ def continue_sampling(model: keras.Model, sampling: Any) -> bool:
     >>> continue_sampling(model, sampling)  # From the start.
     False
     """
-    optimizer = getattr(model, "optimizer", None)
-    if not hasattr(optimizer, "save_errors"):
-        raise PlainGradientsError(
-            "Only a run with a private optimizer has a position in its draws to continue from. "
-            f"Received: optimizer={type(optimizer).__name__}."
-        )
+    optimizer = private_optimizer(model, "position in its draws to continue from")
     if not optimizer.save_errors:
         return False
     build_optimizer(model)

@@ -8,16 +8,16 @@ counts of right answers over the training data, without noise.
 
 import keras
 
-from dice_tf.training.private_step import is_private
+from dice_tf.training.run import has_private_optimizer
 
 
 def _get_compile_config(stock):
     def get_compile_config(self):
-        config, optimizer = stock(self), getattr(self, "optimizer", None)
-        if config and is_private(optimizer):
+        config = stock(self)
+        if config and has_private_optimizer(self):
             # Keras hands out what `compile` received. Its writer of the .h5 format takes that
             # away, and then copies train with RMSprop; and optimizers may be assigned later.
-            config["optimizer"] = keras.saving.serialize_keras_object(optimizer)
+            config["optimizer"] = keras.saving.serialize_keras_object(self.optimizer)
         return config
 
     return get_compile_config
@@ -26,7 +26,7 @@ def _get_compile_config(stock):
 def _get_state_tree(stock):
     def get_state_tree(self, *args, **kwargs):
         tree = stock(self, *args, **kwargs)
-        if is_private(getattr(self, "optimizer", None)):
+        if has_private_optimizer(self):
             # `OrbaxCheckpoint` writes all of it. `set_state_tree` does without.
             tree["metrics_variables"] = {}
         return tree

@@ -12,20 +12,16 @@ import functools
 import hashlib
 from typing import Any
 import warnings
-import weakref
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from dice_tf.errors import DistributionError, SamplingError
-from dice_tf.ledger import admission
 
 # The versions of Keras, first included and last excluded, whose `fit` fails with several workers
 # for any optimizer, and works with what this module does about it; all four were tried.
 REPAIRED_KERAS = ((3, 12), (3, 16))
-
-_agreed = weakref.WeakSet()
 
 
 def is_repaired():
@@ -131,34 +127,16 @@ def check_workers_agree(model):
         steps = int(optimizer.iterations.numpy())
     facts = {**config, "trainable_variables": shapes, "iterations": steps}
     check_same(strategy, facts, {"noise_key": key, "sampler": sampler}, DistributionError)
-    _agreed.add(optimizer)
+    optimizer._private.workers_agree = True
 
 
 def agreed(model):
     """Whether `check_workers_agree` has passed, or there is one worker."""
-    return not has_several_workers(model.distribute_strategy) or model.optimizer in _agreed
+    several = has_several_workers(model.distribute_strategy)
+    return not several or model.optimizer._private.workers_agree
 
 
-def check_training_data(model, x):
-    """Refuses data of which several workers may each take more than their share.
-
-    Args:
-        model: Compiled Keras model with a private optimizer.
-        x: What `fit` received as `x`.
-
-    Raises:
-        SamplingError: If there are several workers, and `x` is not from a sampler.
-    """
-    if has_several_workers(model.distribute_strategy) and not admission.samplings(x):
-        raise SamplingError(
-            "With several workers each must take its share of the same batch, and shuffling or "
-            "sharding on their own could show an example to several of them. Pass `fit` the data "
-            "set of a sampler, made within `strategy.scope()`: for data in any order "
-            f"`ShuffledEpochs(num_examples, batch_size).dataset(x, y)`. Received: x={type(x)}."
-        )
-
-
-def align_samplers(model, x):
+def align_samplers(model, x, samplings):
     """Makes the samplers of several workers begin at the same place.
 
     How far a run before this one prefetched, and so began passes over the data, was up to each
@@ -166,12 +144,25 @@ def align_samplers(model, x):
 
     Args:
         model: Compiled Keras model with a private optimizer.
-        x: What `fit` received as `x`, after `check_training_data`.
+        x: What `fit` received as `x`.
+        samplings: Objects of `dice_tf.sampling` that draw it.
+
+    Raises:
+        SamplingError: If there are several workers, and `x` is not from a sampler: each may then
+            take more than its share.
     """
     strategy = model.distribute_strategy
     if not has_several_workers(strategy):
         return
-    for sampling in admission.samplings(x):
+    if not samplings:
+        raise SamplingError(
+            "With several workers each must take its share of the same batch, and shuffling or "
+            "sharding on their own could show an example to several of them. Pass `fit` the data "
+            "set of a sampler, made within `strategy.scope()`: for data in any order "
+            f"`ShuffledEpochs(num_examples, batch_size).dataset(x, y)`. Received: x={type(x)}."
+        )
+
+    for sampling in samplings:
         state = sampling._state
         begun = int(values_of_chief(strategy, [state.iterations])[0])
         with state.lock:

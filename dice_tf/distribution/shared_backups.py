@@ -22,10 +22,10 @@ def share_backups(model, callbacks):
 
     Args:
         model: Compiled Keras model with a private optimizer.
-        callbacks: What `fit` received: `None`, a callback, a nest of them or a `CallbackList`.
+        callbacks: List of Keras callbacks.
 
     Returns:
-        The same, if there is one worker or no `BackupAndRestore`; otherwise with each
+        The same, if there is one worker or no `BackupAndRestore`; otherwise a list with each
         `BackupAndRestore` followed by (first worker) or replaced by (others) a callback that
         passes the restored state on.
 
@@ -33,11 +33,9 @@ def share_backups(model, callbacks):
         DistributionError: If there is something to share and `fit` was called within the
             strategy's scope.
     """
-    given = getattr(callbacks, "callbacks", callbacks)
-    given = [] if given is None else keras.tree.flatten(given)
     strategy = model.distribute_strategy
     is_backup = lambda callback: isinstance(callback, keras.callbacks.BackupAndRestore)
-    if not multi_worker.has_several_workers(strategy) or not any(map(is_backup, given)):
+    if not multi_worker.has_several_workers(strategy) or not any(map(is_backup, callbacks)):
         return callbacks
     if tf.distribute.has_strategy():
         # Keras makes variables when it writes a file, in a scope of all workers on all of them.
@@ -48,15 +46,11 @@ def share_backups(model, callbacks):
             "strategy."
         )
     shared, is_first = [], multi_worker.is_first(strategy.cluster_resolver)
-    for callback in given:
+    for callback in callbacks:
         if is_first or not is_backup(callback):
             shared.append(callback)
         if is_backup(callback):
             shared.append(_TakeOverFromFirstWorker())
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.callbacks = shared
-        callbacks.set_model(model)
-        return callbacks
     return shared
 
 
@@ -67,14 +61,15 @@ class _TakeOverFromFirstWorker(keras.callbacks.Callback):
         model, optimizer = self.model, self.model.optimizer
         private = private_checkpoints.private_variables(optimizer._private, optimizer.mechanism)
         variables = [*model.variables, *optimizer.variables, *optimizer.errors, *private.values()]
-        variables.append(optimizer._private.process_draws)
         values = [variable.numpy() for variable in variables]
         # As bytes, so that every bit arrives, whatever the type.
         packed = b"".join(value.tobytes() for value in values)
         words = np.frombuffer(packed + bytes(-len(packed) % 8), np.int64)
-        words = np.append(words, model._initial_epoch or 0)
+        draws = int(optimizer._private.process_draws.numpy())
+        words = np.append(words, [model._initial_epoch or 0, draws])
         received = multi_worker.values_of_chief(model.distribute_strategy, words)
-        model._initial_epoch, rest = int(received[-1]), received.tobytes()
+        model._initial_epoch, rest = int(received[-2]), received.tobytes()
+        optimizer._private.go_to_draw(int(received[-1]))
         for variable, value in zip(variables, values, strict=True):
             own, rest = rest[: value.nbytes], rest[value.nbytes :]
             variable.assign(np.frombuffer(own, value.dtype).reshape(value.shape))

@@ -72,9 +72,10 @@ def sources(data):
     return drawn
 
 
-def samplings(data):
-    """Returns the sampling objects behind a data set, see `sources`."""
-    return [source.sampling for source in sources(data)]
+def draw_counts(found):
+    """Returns the lists that hold the numbers of batches drawn, of a list of `Source`s."""
+    # A data set that comes twice in a pipeline has one count.
+    return list({id(source.draws): source.draws for source in found}.values())
 
 
 def samplings_anywhere(data):

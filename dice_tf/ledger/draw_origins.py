@@ -6,16 +6,12 @@ Marks tell that a sampler drew a batch, not that nobody had used it before. What
 knows beyond is how many batches it drew, and which seeds drew them.
 """
 
-import collections
 import contextlib
 import warnings
 
 from dice_tf.errors import SamplingError
-from dice_tf.ledger import provenance
+from dice_tf.ledger import admission, provenance
 from dice_tf.sampling.state import SamplingState
-
-# From the public name of a sampling to the steps that `fit` took on its batches here.
-_steps_in_fits = collections.Counter()
 
 
 @contextlib.contextmanager
@@ -30,19 +26,22 @@ def steps_of_fit(optimizer, found):
     """
     private = optimizer._private
     names = {provenance.sampling_name(source.sampling) for source in found}
-    counts = list({id(source.draws): source.draws for source in found}.values())
-    drawn_before = sum(count[0] for count in counts)
-    began = private.steps_here()
+    counts = admission.draw_counts(found)
+    drawn_before = sum(map(sum, counts))
+    began, outer = private.steps_here(), private.is_in_fit
     private.loop_steps_before += began - private.fit_ended_at
     private.fit_ended_at = began
+    private.set_in_fit(True)
     try:
         yield
     finally:
+        private.set_in_fit(outer)
         private.fit_ended_at = private.steps_here()
         if len(names) == 1:
             taken = private.fit_ended_at - began
-            drawn = min(taken, sum(count[0] for count in counts) - drawn_before)
-            _steps_in_fits[names.pop()] += drawn
+            drawn = min(taken, sum(map(sum, counts)) - drawn_before)
+            with SamplingState.lock:
+                SamplingState.drawn_for_loops[names.pop()] -= drawn
             private.loop_steps_before += taken - drawn
 
 
@@ -62,7 +61,7 @@ def check_steps(optimizer, sampling):
     private, name = optimizer._private, provenance.sampling_name(sampling)
     in_loop = 0 if private.is_in_fit else private.steps_here() - private.fit_ended_at
     steps = private.loop_steps_before + in_loop
-    drawn = SamplingState.drawn_in_process[name] - _steps_in_fits[name]
+    drawn = SamplingState.drawn_for_loops[name]
     if steps > drawn:
         raise SamplingError(
             f"Cannot claim privacy amplification by {sampling!r}: {steps} steps were taken outside "

@@ -14,7 +14,42 @@ with positive weights. What regroups rows (`unbatch`, `batch`, `rebatch`, filter
 the padding away), reorders or drops batches destroys the pattern, and so does
 any data that was never marked. The train step folds the count into a record of
 a few integers; it is the same for every data set, so it is public. From the
-record `check_record` tells whether an amplification claim is backed.
+record `claims` tells whether an amplification claim is backed.
+
+Why marks: in a loop of one's own, behind `map` and in a `train_step` of the user nothing of a
+data set reaches the step but its tensors, so only they can say which draw a batch is.
+
+What the record holds, in order, and which guarantee needs it:
+
+* `steps`: steps taken. Epsilon counts them; `optimizer.iterations` anybody may assign.
+* `last_group`, -1 before any and after an unmarked batch; `shortest_cycle`, the smallest number of
+  steps between two batches of group 0; `largest_group`: no example enters twice in a cycle.
+* `disordered_steps`: steps that were unmarked, or whose group was neither 0 nor the one after the
+  last. Amplification is claimed only if there are none.
+* `unfinished_steps`: steps that passes lack that were cut short. Epsilon counts what an example
+  may have entered, and it may have entered the part that was made.
+* `assignment`: name of the group assignment in use, -1 before the first. Of other groups no error
+  may be fed back.
+* `sampling`: `sampling_name` of all steps of a known origin, `UNKNOWN` before the first,
+  `SEVERAL` if several samplers drew them, `UNSEEN` if epochs had several lengths or were not seen
+  to be one pass over the data. One epsilon counts steps of one sampling.
+* `seeded_steps`: steps whose noise came from a `noise_seed`. The statement says so, for good.
+* `mechanism`: `mechanism_name` of all steps, `UNKNOWN` before the first, `SEVERAL` if there were
+  several. One epsilon counts steps of one mechanism.
+* `loop_steps`: steps outside `fit`. Nobody saw that they make whole epochs.
+* `first_seeded_draw`: number of the first step that a sampler with a seed drew, 0 if none did. The
+  statement says so once that step is taken.
+
+`PrivateState` of an optimizer has the counts that must not go back when a file is loaded, or that
+no public file may hold:
+
+* `noise_draws`, draws by the bound key, goes back with private files only: replays are identical.
+* `process_draws`, draws by the other key, never goes back: it must not hide two directions alike.
+  Less `draws_left_out`, skipped for a seed's sake, these are the steps taken here.
+* `error_step`, the step whose residuals the errors are: no others are fed back.
+* `fit_ended_at` and `loop_steps_before`: steps of loops need as many draws (`draw_origins`).
+* `row_counts`: an epoch shows no more rows than there are examples. Weights decide them, so they
+  are private.
 """
 
 import dataclasses
@@ -24,22 +59,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from dice_tf.errors import AccountingError, SamplingError
+from dice_tf.errors import SamplingError
 
-# What the record holds, in order. `steps`: steps recorded. `last_group`: group of the
-# last batch, -1 before any and after an unmarked one. `shortest_cycle`: smallest number
-# of groups between two returns to group 0. `largest_group`: largest group seen.
-# `disordered_steps`: steps that were unmarked, or whose group was neither 0 nor the one
-# after the last. `unfinished_steps`: steps of a pass over the data that was cut short,
-# which the accountant counts although they were never made. `assignment`: name of the
-# group assignment in use, -1 before the first. `sampling`: `sampling_name` of all steps
-# of a known origin, `_UNKNOWN` before the first, `SEVERAL` if several samplers drew them,
-# `UNSEEN` if epochs had several lengths or were not seen to be one pass over the data.
-# `seeded_steps`: steps whose noise came from a `noise_seed`. `mechanism`: `mechanism_name` of
-# all steps, `_UNKNOWN` before the first, `SEVERAL` if there were several. `loose_steps`: steps
-# outside `fit` on batches without a mark: nobody knows where they came from. `loop_steps`: all
-# steps outside `fit`, which nobody saw to make whole epochs.
-# `first_seeded_draw`: number of the first step that a sampler with a seed drew, 0 if none did.
 RECORD_FIELDS = (
     "steps",
     "last_group",
@@ -51,13 +72,12 @@ RECORD_FIELDS = (
     "sampling",
     "seeded_steps",
     "mechanism",
-    "loose_steps",
     "loop_steps",
     "first_seeded_draw",
 )
 RECORD_SIZE = len(RECORD_FIELDS)
 _NO_CYCLE = np.iinfo(np.int32).max
-_UNKNOWN, SEVERAL, UNSEEN = -1, -2, -3
+UNKNOWN, SEVERAL, UNSEEN = -1, -2, -3
 _NEGATIVE_ZERO_BITS = np.iinfo(np.int32).min
 
 
@@ -69,7 +89,7 @@ def initial_record():
     """
     start: dict[str, int] = dict.fromkeys(RECORD_FIELDS, 0)
     start.update(last_group=-1, shortest_cycle=_NO_CYCLE, largest_group=-1, assignment=-1)
-    start.update(sampling=_UNKNOWN, mechanism=_UNKNOWN)
+    start.update(sampling=UNKNOWN, mechanism=UNKNOWN)
     return pack_record(start)
 
 
@@ -95,6 +115,31 @@ def pack_record(fields):
         NumPy int32 `[RECORD_SIZE]`.
     """
     return np.asarray([fields[name] for name in RECORD_FIELDS], dtype=np.int32)
+
+
+def read_record(optimizer):
+    """Returns the record of an optimizer as a dictionary.
+
+    Args:
+        optimizer: A private optimizer. One that its first batch will build has none yet.
+    """
+    stored = optimizer.sampling_record.numpy() if optimizer.built else None
+    return unpack_record(initial_record() if stored is None else stored)
+
+
+def write_record(optimizer, fields):
+    """Makes these fields the record of an optimizer, or the one that it will begin with."""
+    record = pack_record(fields)
+    if optimizer.built:
+        optimizer.sampling_record.assign(record)
+    else:
+        optimizer._private.first_record = record
+
+
+def note_reused_draws(optimizer, steps):
+    """Records steps that used a batch which an earlier step had used, for good."""
+    record = read_record(optimizer)
+    write_record(optimizer, dict(record, disordered_steps=record["disordered_steps"] + steps))
 
 
 def check_layout(record):
@@ -152,7 +197,7 @@ def _digest(facts):
     return int.from_bytes(hashlib.sha256(repr(facts).encode()).digest()[:4], "little") >> 2
 
 
-def _is_drawn(name):
+def is_drawn(name):
     """Whether a name is of steps whose marks tell that a sampler drew them."""
     return name >= 0 or name == SEVERAL
 
@@ -169,9 +214,9 @@ def join_sampling(fields, sampling):
     """
     name = sampling if isinstance(sampling, int) else sampling_name(sampling)
     known = fields["sampling"]
-    if fields["steps"] and known not in (_UNKNOWN, name):
+    if fields["steps"] and known not in (UNKNOWN, name):
         # Marks do not tell what was left out of data whose sampler was not seen.
-        name = SEVERAL if _is_drawn(known) and _is_drawn(name) else UNSEEN
+        name = SEVERAL if is_drawn(known) and is_drawn(name) else UNSEEN
     first = fields["first_seeded_draw"] if draws_were_seeded(fields) else 0
     if not first and getattr(sampling, "seed", None) is not None:
         first = fields["steps"] + 1
@@ -210,7 +255,7 @@ def count_marks(sample_weight):
     return tf.reduce_sum(tf.cast(marked, tf.int32))
 
 
-def update_record(record, marks, noise_is_secret=True, mechanism=_UNKNOWN, in_fit=True):
+def update_record(record, marks, noise_is_secret=True, mechanism=UNKNOWN, in_fit=True):
     """Returns the record after one more step.
 
     Args:
@@ -240,7 +285,6 @@ def update_record(record, marks, noise_is_secret=True, mechanism=_UNKNOWN, in_fi
     # Also an optimizer that took over the state of another one in a way that nobody saw.
     same = (fields["steps"] == 0) | (fields["mechanism"] == mechanism)
     outside = tf.logical_not(tf.cast(in_fit, tf.bool))
-    loose = (group < 0) & outside
     fields.update(
         steps=fields["steps"] + 1,
         last_group=group,
@@ -249,143 +293,6 @@ def update_record(record, marks, noise_is_secret=True, mechanism=_UNKNOWN, in_fi
         disordered_steps=fields["disordered_steps"] + tf.cast(tf.logical_not(in_order), tf.int32),
         seeded_steps=fields["seeded_steps"] + int(not noise_is_secret),
         mechanism=tf.where(same, mechanism, SEVERAL),
-        loose_steps=fields["loose_steps"] + tf.cast(loose, tf.int32),
         loop_steps=fields["loop_steps"] + tf.cast(outside, tf.int32),
     )
     return tf.stack([fields[name] for name in RECORD_FIELDS])
-
-
-def check_mechanism(record, mechanism):
-    """Refuses a claim about steps that were made with other privacy parameters.
-
-    Args:
-        record: Int32 `[RECORD_SIZE]`, the record kept by the train step.
-        mechanism: The `DiceMechanism` that the run is accounted with.
-
-    Raises:
-        AccountingError: If some steps had another one.
-    """
-    seen = unpack_record(record)
-    if seen["steps"] and seen["mechanism"] != mechanism_name(mechanism):
-        raise AccountingError(
-            f"Some of the {seen['steps']} steps of this optimizer were made with other privacy "
-            "parameters and loaded into it: one epsilon cannot count both. Received: "
-            f"noise_multiplier={mechanism.noise_multiplier:g}, "
-            f"l2_norm_clip={mechanism.l2_norm_clip:g}. Compile the model with a new optimizer, "
-            "and compose both trainings: `accounting.compose_epsilon([(mechanism, sampling, "
-            "steps), ...], delta)`."
-        )
-
-
-def check_record(record, iterations, sampling, largest_batch=0):
-    """Refuses a claim about the sampling that the steps of a run do not back.
-
-    Args:
-        record: Int32 `[RECORD_SIZE]`, the record kept by the train step.
-        iterations: Int, number of steps the run has made.
-        sampling: The sampling object that the run is accounted with.
-        largest_batch: Int, the largest number of rows of one step, as far as it is known.
-
-    Raises:
-        SamplingError: If the record is of another number of steps, or of a sampling with
-            other parameters; if amplification is claimed and a step was unmarked, batches
-            came out of order, or they came from a sampler with another number of groups;
-            or if none is claimed and a Poisson sampler drew batches, or steps were made
-            outside `fit` and are not each counted as an epoch.
-    """
-    seen = unpack_record(record)
-    if seen["steps"] != iterations:
-        raise SamplingError(
-            f"Cannot account the run by {sampling!r}: `optimizer.iterations` is {iterations}, but "
-            f"{seen['steps']} steps were recorded, and each of them counts. Somebody assigned "
-            "`iterations`, or loaded a part of an optimizer. Go on with the optimizer that began "
-            "the run; `keras.callbacks.LearningRateScheduler` restarts a schedule without "
-            "assigning `iterations`."
-        )
-    if sampling.amplified:
-        _check_amplification(seen, iterations, sampling)
-        if sampling.whole_epochs and seen["loop_steps"]:
-            raise SamplingError(
-                f"Cannot account the run by {sampling!r}: {seen['loop_steps']} of {iterations} "
-                "steps were made outside `fit`, where nobody sees that epochs are whole. Begun "
-                "epochs count in full. Give `fit` the data, or loop over a "
-                "`CyclicPoissonSampling`, whose epochs may be cut."
-            )
-    elif seen["largest_group"] >= 0:
-        raise SamplingError(
-            f"Cannot account the run by {sampling!r}: it used batches of a Poisson sampler, "
-            "which may draw an example several times in one epoch. Use one sampling object "
-            "for the data set and for the accounting, from the first step of a run to its last."
-        )
-    elif sampling.steps_per_epoch == 1:
-        # Every step counts as an epoch, so their batches may have been any.
-        return
-    elif seen["loose_steps"]:
-        size = sampling.expected_batch_size
-        fits = largest_batch <= size
-        made = (
-            f"For steps already made, `ShuffledEpochs({size}, {size})` counts each as an epoch; "
-            "keep delta below 1/N of the data."
-            if fits
-            else f"Steps of {largest_batch} rows have no epsilon: take at most {size}."
-        )
-        raise SamplingError(
-            f"Cannot account the run by {sampling!r}: {seen['loose_steps']} of {iterations} steps "
-            "were made outside `fit`, where nobody sees that an epoch shows each example once. "
-            f"Give `fit` the data, or loop over a Poisson sampler. {made}"
-        )
-    _check_origin(seen, sampling)
-
-
-def _check_origin(seen, sampling):
-    name = seen["sampling"] if seen["steps"] else _UNKNOWN
-    if name in (_UNKNOWN, sampling_name(sampling)):
-        return
-    if sampling.amplified and not _is_drawn(name):
-        raise SamplingError(
-            f"Cannot claim privacy amplification by {sampling!r}: an earlier `fit` hid what drew "
-            "its batches, behind a generator or a `flat_map` for instance, and some may have been "
-            "left out. Pass `sampling.dataset(...)` itself to every `fit`."
-        )
-    if not _is_drawn(name):
-        raise SamplingError(
-            f"Cannot account the run by {sampling!r}: earlier steps were of epochs of another "
-            "length, or of a `fit` without EpsilonCallback whose epochs need not be one pass over "
-            "the data (`steps_per_epoch`, a generator). An example may have entered more than once "
-            f"in {sampling.steps_per_epoch} steps. Pass the callback to every `fit`; arrays and "
-            "data sets that know their length can do without."
-        )
-    raise SamplingError(
-        f"Cannot account the run by {sampling!r}: some of its {seen['steps']} steps were drawn by "
-        "a sampling with other parameters (its class, `num_examples`, `expected_batch_size` or "
-        "`num_groups`), or by several in one data set, at which a step costs more or less. Compile "
-        "the model with a new optimizer for the other sampling, and compose both trainings by "
-        "`accounting.compose_epsilon`."
-    )
-
-
-def _check_amplification(seen, iterations, sampling):
-    claim = f"privacy amplification by {sampling!r}"
-    remedy = (
-        "Pass `sampling.dataset(...)` to `fit`, without operations that regroup, reorder or drop "
-        "its batches. Data passed as arrays or as any other data set is accounted as "
-        "`ShuffledEpochs`."
-    )
-    if seen["disordered_steps"]:
-        raise SamplingError(
-            f"Cannot claim {claim}: {seen['disordered_steps']} of {iterations} steps used batches "
-            f"that it did not draw, or that came out of order. {remedy}"
-        )
-    if seen["largest_group"] >= sampling.num_groups:
-        raise SamplingError(
-            f"Cannot claim {claim}: batches came from a sampler with at least "
-            f"{seen['largest_group'] + 1} groups, not {sampling.num_groups}. Use one sampling "
-            "object for the data set and for the accounting."
-        )
-    if seen["shortest_cycle"] < sampling.num_groups:
-        raise SamplingError(
-            f"Cannot claim {claim}: group 0 came back after {seen['shortest_cycle']} steps, not "
-            f"{sampling.num_groups}, so one example may enter twice in a row. This happens when a "
-            "pass over the data is cut short and a loop of your own goes on. Train whole epochs, "
-            "or call `fit`, which closes the open cycle first."
-        )

@@ -12,11 +12,13 @@ import keras
 from dice_tf import accounting
 from dice_tf.accounting.events import check_delta, check_run
 from dice_tf.checkpoints import private_checkpoints
-from dice_tf.errors import PlainGradientsError, SamplingError
-from dice_tf.ledger import draw_origins, provenance, row_counts, sampling_passes
+from dice_tf.errors import SamplingError
+from dice_tf.ledger import claims, draw_origins, provenance
 from dice_tf.mechanism import DiceMechanism
 from dice_tf.sampling import Sampling
-from dice_tf.training.private_step import is_private
+from dice_tf.training.run import private_optimizer
+
+NEED = "epsilon"
 
 __all__ = ["accounted_run", "run_epsilon", "run_statement"]
 
@@ -51,15 +53,12 @@ def accounted_run(model: keras.Model, sampling: Sampling) -> tuple[DiceMechanism
     >>> accounted_run(model, sampling)[2]
     20
     """
-    optimizer = private_optimizer(model)
+    optimizer = private_optimizer(model, NEED)
     check_run(optimizer.mechanism, sampling, 0)
-    steps = accounted_steps(model)
+    accounted_steps(model)  # Builds the optimizer, if it can be.
+    claims.check_mechanism(optimizer)
+    steps = claims.check_steps(optimizer, sampling)
     if optimizer.built:
-        record = optimizer.sampling_record
-        provenance.check_mechanism(record, optimizer.mechanism)
-        largest = row_counts.largest_batch(optimizer)
-        provenance.check_record(record, int(optimizer.iterations.numpy()), sampling, largest)
-        row_counts.check(optimizer, sampling)
         draw_origins.check_steps(optimizer, sampling)
     return optimizer.mechanism, sampling, steps
 
@@ -127,7 +126,7 @@ def run_statement(
     """
     mechanism, sampling, steps = accounted_run(model, sampling)
     check_delta(delta, sampling.num_examples)
-    seeded = provenance.draws_were_seeded(sampling_passes.read_record(model.optimizer))
+    seeded = provenance.draws_were_seeded(provenance.read_record(model.optimizer))
     return accounting.privacy_statement(
         mechanism, sampling, steps, delta, accountant, draws_are_secret=False if seeded else None
     )
@@ -135,7 +134,7 @@ def run_statement(
 
 def accounted_steps(model):
     """Returns the number of steps that epsilon counts, made and lacking, unchecked."""
-    optimizer = private_optimizer(model)
+    optimizer = private_optimizer(model, NEED)
     steps = int(optimizer.iterations.numpy())
     if steps and not optimizer.built:
         private_checkpoints.build_optimizer(model)
@@ -145,20 +144,5 @@ def accounted_steps(model):
             f"it knows the variables of model '{model.name}', which is not built. Call "
             "the model on a batch, then ask again."
         )
-    return steps + sampling_passes.read_record(optimizer)["unfinished_steps"]
-
-
-def private_optimizer(model):
-    """Returns the optimizer of a model.
-
-    Raises:
-        PlainGradientsError: If it is not private.
-    """
-    optimizer = getattr(model, "optimizer", None)
-    if not is_private(optimizer):
-        raise PlainGradientsError(
-            "Training with this optimizer is not private, so it has no epsilon. Received: "
-            f"optimizer={type(optimizer).__name__}. Compile the model with DiceSGDOptimizer or "
-            "another optimizer of dice_tf."
-        )
-    return optimizer
+    record = provenance.read_record(optimizer)
+    return record["steps"] + record["unfinished_steps"]

@@ -117,6 +117,7 @@ class DiceMechanism:
             check_number("noise_multiplier", self.noise_multiplier, **smallest)
         for name in ("expected_batch_size", "feedback_steps"):
             store(name, check_integer(name, getattr(self, name)))
+        store("bound_residuals", bool(self.bound_residuals))
         self.clip.check(self)
         if self.feedback_steps > 1 and not self.bound_residuals:
             raise MechanismError(
@@ -204,3 +205,9 @@ class DiceMechanism:
             residual = self.error_norm_clip / math.sqrt(self.feedback_steps)
             return units * math.hypot(self.l2_norm_clip, residual)
         return units * (self.l2_norm_clip + self.error_norm_clip)
+
+
+# The arguments of an optimizer that decide its privacy; its seed decides the remaining field.
+PRIVACY_ARGUMENTS = tuple(
+    field.name for field in dataclasses.fields(DiceMechanism) if field.name != "noise_is_secret"
+)

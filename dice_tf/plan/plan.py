@@ -18,12 +18,12 @@ from dice_tf.accounting.epsilon import check_accountant
 from dice_tf.accounting.events import check_delta, check_sampling
 from dice_tf.checks.arguments import check_integer, check_number
 from dice_tf.errors import AccountingError, MechanismError, NoisyPlanWarning, SamplingError
-from dice_tf.mechanism import DiceMechanism, clip_rules
+from dice_tf.mechanism import PRIVACY_ARGUMENTS, DiceMechanism, clip_rules
 from dice_tf.mechanism.clipping import Clip
 from dice_tf.plan import choices, report
 from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, Sampling
 from dice_tf.training.epsilon_callback import EpsilonCallback
-from dice_tf.training.optimizer_arguments import PRIVACY_ARGUMENTS, same_value
+from dice_tf.training.optimizer_arguments import same_value
 
 __all__ = ["PrivacyPlan"]
 

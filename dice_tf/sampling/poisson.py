@@ -70,7 +70,7 @@ class PoissonSampling(_Coins):
 
     def accounted_rounds(self, noise_multiplier: float, steps: int) -> Rounds:
         """Returns one subsampled round for each step."""
-        return [Round(self.sampling_probability, noise_multiplier, self.rounds(steps))]
+        return [Round(self.sampling_probability, noise_multiplier, steps)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,4 +110,5 @@ class CyclicPoissonSampling(_Coins):
 
     def accounted_rounds(self, noise_multiplier: float, steps: int) -> Rounds:
         """Returns one subsampled round for each cycle begun."""
-        return [Round(self.sampling_probability, noise_multiplier, self.rounds(steps))]
+        cycles = -(-steps // self.num_groups)
+        return [Round(self.sampling_probability, noise_multiplier, cycles)]

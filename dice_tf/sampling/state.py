@@ -70,8 +70,9 @@ class SamplingState:
 
     # No fields: one for all, so that objects can be copied.
     lock = threading.Lock()
-    # From the public name of a sampling to the batches that all its objects drew here.
-    drawn_in_process = collections.Counter()
+    # From the public name of a sampling to the batches that all its objects drew here, without
+    # those that a `fit` trained on: so many are there for the steps of loops.
+    drawn_for_loops = collections.Counter()
 
     def begin_iteration(self, seeded):
         """Returns what makes an iteration's draws differ from all others, and its offset."""
@@ -110,7 +111,7 @@ class SamplingState:
         """
         with self.lock:
             self.draws += 1
-            self.drawn_in_process[name] += 1
+            self.drawn_for_loops[name] += 1
             of_data_set[0] += 1
 
     def watch(self, position, on_gap):

@@ -6,16 +6,17 @@ import copy
 import types
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from dice_tf import accounting
 from dice_tf.accounting.epsilon import check_accountant, up
-from dice_tf.accounting.events import check_delta, check_run, check_sampling, is_unbounded
+from dice_tf.accounting.events import check_delta, check_sampling, is_unbounded
 from dice_tf.checks.arguments import check_number
 from dice_tf.errors import AccountingError, BudgetExhaustedError, SamplingError
-from dice_tf.ledger import admission, fit_data, row_counts, runs, sampling_passes
+from dice_tf.ledger import admission, claims, fit_data, provenance, runs
+from dice_tf.ledger.sampling_passes import PassCallback
 from dice_tf.sampling import Sampling
+from dice_tf.training.run import private_optimizer
 
 __all__ = ["EpsilonCallback"]
 
@@ -24,23 +25,7 @@ __all__ = ["EpsilonCallback"]
 _UPDATES_PER_FIT = {"rdp": 100, "pld": 10}
 
 
-def epsilon_first(callbacks):
-    """Puts each `EpsilonCallback` before all others, which read what it writes into the logs.
-
-    Args:
-        callbacks: What Keras takes as `callbacks`: a list or a `CallbackList`, or `None`.
-
-    Returns:
-        The same, in the other order.
-    """
-    order = lambda callback: not isinstance(callback, EpsilonCallback)
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.callbacks.sort(key=order)
-        return callbacks
-    return callbacks and sorted(sampling_passes.listed(callbacks), key=order)
-
-
-class EpsilonCallback(keras.callbacks.Callback):
+class EpsilonCallback(PassCallback):
     """Reports the privacy spent, enforces a budget and verifies how batches were drawn.
 
     Puts `epsilon` into the logs, so that the progress bar, `History`, `CSVLogger` and
@@ -89,8 +74,8 @@ class EpsilonCallback(keras.callbacks.Callback):
         target_epsilon: float | None = None,
         accountant: str = "rdp",
     ) -> None:
-        super().__init__()
         check_sampling(sampling)
+        super().__init__(sampling, [])
         self.sampling = sampling
         self.delta = check_delta(delta, sampling.num_examples)
         if target_epsilon is not None:
@@ -99,7 +84,7 @@ class EpsilonCallback(keras.callbacks.Callback):
         check_accountant(accountant)
         self.accountant = accountant
         self._spent, self._trained_by = {}, None
-        self._sources, self._epoch_is_one_pass, self._length = [], True, None
+        self._epoch_is_one_pass, self._length = True, None
 
     def __deepcopy__(self, memo):
         """Returns a copy that asks the same sampler: `fit` draws from that very object."""
@@ -134,7 +119,7 @@ class EpsilonCallback(keras.callbacks.Callback):
             AccountingError: If there is no model yet.
             SamplingError: If the steps made so far contradict the sampling.
         """
-        return self._epsilon_after(self._check_record())
+        return self._epsilon_after(runs.accounted_run(self._own_model, self.sampling)[2])
 
     def statement(self) -> str:
         """Returns `dice_tf.run_statement`, the privacy statement of the steps made so far.
@@ -145,14 +130,15 @@ class EpsilonCallback(keras.callbacks.Callback):
         """
         return runs.run_statement(self._own_model, self.sampling, self.delta, self.accountant)
 
-    def note_data(self, x, steps_per_epoch):
+    def note_data(self, x, found, steps_per_epoch):
         """Learns from `fit` what Keras tells no callback: the data, and where epochs end.
 
         Args:
             x: What `fit` received as `x`.
+            found: List of the `admission.Source`s behind it.
             steps_per_epoch: What `fit` received so, or `None`.
         """
-        self._sources = admission.sources(x)
+        self._sources, self._draw_counts = found, admission.draw_counts(found)
         length = fit_data.known_cardinality(x)
         self._epoch_is_one_pass = not isinstance(x, tf.distribute.DistributedDataset) and (
             steps_per_epoch in (None, length)
@@ -167,8 +153,8 @@ class EpsilonCallback(keras.callbacks.Callback):
             AccountingError: If optimizer and sampling have different batch sizes.
         """
         self._trained_by = self._optimizer
-        check_run(self._optimizer.mechanism, self.sampling, 0)
-        self._has_begun = self._cuts_short = False
+        self._cuts_short = False
+        super().on_train_begin()
 
     def on_epoch_begin(self, epoch, logs=None):
         """Checks the claims and the budget, and takes the number of steps from the optimizer.
@@ -177,13 +163,7 @@ class EpsilonCallback(keras.callbacks.Callback):
             SamplingError: If the data or the run so far contradicts the sampling.
             BudgetExhaustedError: If not one step is left in the budget.
         """
-        if not self._has_begun:
-            # Not in `on_train_begin`, in which other callbacks load what they backed up.
-            self._begin()
-            self._has_begun = True
-        elif self.sampling.whole_epochs:
-            sampling_passes.close_open_pass(self._optimizer, self.sampling)
-        row_counts.begin_epoch(self._optimizer)
+        super().on_epoch_begin(epoch)
         self._epoch = epoch
         self._count = self.accounted_steps()
 
@@ -191,9 +171,12 @@ class EpsilonCallback(keras.callbacks.Callback):
         if self.sampling.whole_epochs:
             self._check_steps_per_epoch()
         self._calls = self._batches = 0
-        self._steps_before, self._draws_before = self._steps_taken(), self._draws()
-        self._check_provenance()
-        sampling_passes.begin(self.model, self.sampling, admission.row_order(self._sources))
+        # Unlike `iterations`, this count does not go back when weights are loaded.
+        self._steps_before = self._optimizer._private.steps_here()
+        self._draws_before = self._draws()
+        # Before the record says that this sampling draws the next steps.
+        runs.accounted_run(self._own_model, self.sampling)
+        super()._begin()
 
         self._count = self.accounted_steps()
         self._shown = self._epsilon_after(self._count)
@@ -210,8 +193,7 @@ class EpsilonCallback(keras.callbacks.Callback):
         due = self._calls % self._interval == 0
         # The second batch: data that the sampling did not draw is refused early.
         if due or self._calls == 1:
-            self._count = self.accounted_steps()
-            self._check_provenance()
+            self._count = self._check_steps()
         batches = self._batches_of_call(batch)
         if self.target_epsilon is not None:
             following = batches + self._batches_of_call(batch + batches)
@@ -234,14 +216,14 @@ class EpsilonCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         """Adds the exact `epsilon` to the logs of the epoch, and verifies the claim."""
-        self._check_provenance()
-        if self._batches and self._steps_taken() == self._steps_before:
+        self._check_steps()
+        if self._batches and self._optimizer._private.steps_here() == self._steps_before:
             raise SamplingError(
                 f"This `fit` trained on {self._batches} batches, but the optimizer of model "
                 f"'{self.model.name}' made no step: something else trains it, and epsilon would "
                 "leave that out. Compile the model with the optimizer that trains it."
             )
-        sampling_passes.note_assignment(self.model.optimizer, self.sampling)
+        super().on_epoch_end(epoch)
         self._shown = self.epsilon()
         if logs is not None:
             logs["epsilon"] = self._shown
@@ -270,17 +252,7 @@ class EpsilonCallback(keras.callbacks.Callback):
 
     @property
     def _optimizer(self):
-        return runs.private_optimizer(self._own_model)
-
-    def _iterations(self):
-        return int(self._optimizer.iterations.numpy())
-
-    def _steps_taken(self):
-        """Returns a count of steps that does not go back when weights are loaded."""
-        optimizer = self._optimizer
-        if not optimizer.built:
-            return self._iterations()
-        return int(optimizer._private.process_draws.numpy())
+        return private_optimizer(self._own_model, runs.NEED)
 
     def _epsilon_after(self, steps):
         mechanism = self._optimizer.mechanism
@@ -336,39 +308,28 @@ class EpsilonCallback(keras.callbacks.Callback):
         epochs, steps = self.params.get("epochs", 1), self.params.get("steps")
         return self._epoch + 1 == epochs and batches == steps
 
-    def _check_record(self):
-        return runs.accounted_run(self._own_model, self.sampling)[2]
-
-    def _check_provenance(self):
-        self._check_record()
-        taken, drawn = self._steps_taken() - self._steps_before, self._draws()
+    def _check_steps(self):
+        """Returns the steps that epsilon counts, of which those of this `fit` had batches."""
+        steps = claims.check_steps(self._optimizer, self.sampling)
+        taken = self._optimizer._private.steps_here() - self._steps_before
+        drawn = self._draws()
         fresh = self._batches if drawn is None else min(self._batches, drawn - self._draws_before)
         if taken > fresh:
-            if any(self._is_own(source.sampling) for source in self._sources):
-                sampling_passes.note_reused_draws(self._optimizer, taken - fresh)
+            if self._sources:
+                provenance.note_reused_draws(self._optimizer, taken - fresh)
             raise SamplingError(
                 f"Cannot account the run by {self.sampling!r}: this `fit` made {taken} steps, but "
                 f"had only {fresh} batches that were drawn for it. Pass the callback the very "
                 "object whose `dataset` feeds `fit`, do not `cache()` that data set, and take one "
                 "private step per batch: every step must have a batch of its own."
             )
+        return steps
 
     def _draws(self) -> Any:
         """Returns the number of batches drawn so far by what `fit` trains on, if that is known."""
-        amplified = self.sampling.amplified
-        # A data set that comes twice in a pipeline has one count.
-        counts = {
-            id(source.draws): source.draws[0]
-            for source in self._sources
-            if self._is_own(source.sampling) or not amplified
-        }
-        if counts:
-            return sum(counts.values())
-        return self.sampling.draws if amplified else None
-
-    def _is_own(self, sampling):
-        # A copy of a sampler that shares its state draws from one and the same sequence.
-        return sampling._state is self.sampling._state
+        if self._sources:
+            return sum(map(sum, self._draw_counts))
+        return self.sampling.draws if self.sampling.amplified else None
 
     def _check_steps_per_epoch(self):
         steps, declared = self.params.get("steps"), self.sampling.steps_per_epoch

@@ -33,6 +33,7 @@ from dice_tf.ledger import admission
 from dice_tf.sampling import conversion
 from dice_tf.training import private_step
 from dice_tf.training.optimizer_arguments import check_engine
+from dice_tf.training.run import is_private
 
 __all__ = ["GradientNorms", "gradient_norms"]
 
@@ -176,7 +177,7 @@ def gradient_norms(model: keras.Model, public_batch: Any, chunk_size: int = 256)
     check_integer("chunk_size", chunk_size, error=GradientEngineError)
     optimizer = getattr(model, "optimizer", None)
     batch = (x, y) if sample_weight is None else (x, y, sample_weight)
-    if private_step.is_private(optimizer):
+    if is_private(optimizer):
         model, batch = private_step.received_by_step(model, batch)
         optimizer = model.optimizer
         check_engine(optimizer.gradient_engine, optimizer.mechanism, chunk_size)
@@ -215,7 +216,7 @@ def _norms(model, batch, chunk_size):
     rows = tf.nest.flatten(x)[0].shape[0]
     engine, unit, compiled = layerwise.weighted_gradient_sums, 1, False
     optimizer = model.optimizer
-    if private_step.is_private(optimizer):
+    if is_private(optimizer):
         engine, unit = private_step.engine_of(optimizer), optimizer.mechanism.microbatch_size
         # As before training: some layers need it with this engine.
         compiled = bool(model.jit_compile) and optimizer.gradient_engine == "vectorized"

@@ -9,6 +9,10 @@ gradients of the first batch; `train_on_batch`, to make sparse batches dense; `f
 methods below it, so that several replicas and workers take part in the same batches; and of
 `keras.Model` what files are made of (`released_models`). Models whose optimizer is not private
 keep Keras' own.
+
+The batches that gradients are compared on are taken from the pipeline of `fit` and handed back to
+its steps: only there does one see what a `map` makes of rows, and a second iterator would use up
+draws that no step trains on.
 """
 
 import functools
@@ -24,22 +28,17 @@ from dice_tf.checkpoints import released_models
 from dice_tf.checks import precision
 from dice_tf.distribution import multi_worker, shared_backups, strategies
 from dice_tf.errors import OptimizerArgumentError
-from dice_tf.ledger import admission, draw_origins, fit_data, sampling_passes
+from dice_tf.ledger import admission, fit_data, sampling_passes
 from dice_tf.training import class_weights, data_dependent_callbacks, dense, rebuilding
-from dice_tf.training.epsilon_callback import EpsilonCallback, epsilon_first
+from dice_tf.training.epsilon_callback import EpsilonCallback
 from dice_tf.training.private_step import (
     compare_gradients,
     forget_outdated_checks,
-    is_private,
-    needs_comparison,
     private_train_step,
 )
+from dice_tf.training.run import has_private_optimizer, is_private, run_of
 
 _lock = threading.Lock()
-
-# Keras model -> the private optimizer whose steps its train function takes, and how often this
-# was built by then.
-_traced_for = weakref.WeakKeyDictionary()
 
 
 def install():
@@ -92,30 +91,25 @@ def _train_step(stock_step):
 
 def _fit(stock_fit):
     def fit(self, x=None, *args, **kwargs):
-        if not _has_private_optimizer(self):
+        if not has_private_optimizer(self):
             sampling_passes.warn_of_plain_steps(self)
             return stock_fit(self, x, *args, **kwargs)
         given = inspect.signature(stock_fit).bind(self, x, *args, **kwargs).arguments
         found = admission.sources(x)
         samplings = [source.sampling for source in found]
         rebuilding.build_again(self)
-        multi_worker.check_training_data(self, x)
-        multi_worker.align_samplers(self, x)
+        multi_worker.align_samplers(self, x, samplings)
         multi_worker.check_workers_agree(self)
-        callbacks = shared_backups.share_backups(self, given.get("callbacks"))
-        data_dependent_callbacks.warn_of(sampling_passes.listed(callbacks))
-        budgets = [
-            callback
-            for callback in sampling_passes.listed(callbacks)
-            if isinstance(callback, EpsilonCallback)
-        ]
+        callbacks = _listed(given.get("callbacks"))
+        data_dependent_callbacks.warn_of(callbacks)
+        callbacks = shared_backups.share_backups(self, callbacks)
+        budgets = [callback for callback in callbacks if isinstance(callback, EpsilonCallback)]
         for budget in budgets:
             admission.check_claim(budget.sampling, x, found)
+            budget.note_data(x, found, given.get("steps_per_epoch"))
         unaccounted = fit_data.unaccounted_pass(given, samplings, budgets)
-        callbacks = sampling_passes.with_passes(self, callbacks, found, unaccounted)
-        given["callbacks"] = epsilon_first(callbacks)
-        for budget in budgets:
-            budget.note_data(x, given.get("steps_per_epoch"))
+        callbacks = sampling_passes.with_passes(callbacks, found, unaccounted, budgets)
+        given["callbacks"] = _as_given(self, given.get("callbacks"), callbacks)
         dense.check_dense(given)
         claims = [*samplings, *(budget.sampling for budget in budgets)]
         fit_data.check_validation_split(given, claims)
@@ -132,10 +126,7 @@ def _fit(stock_fit):
             if samplings:
                 del given["class_weight"]
         with (
-            sampling_passes.warn_of_other_trainings(self),
-            sampling_passes.warn_of_unaccounted_steps(self, budgets),
-            self.optimizer._private.steps_of_fit(),
-            draw_origins.steps_of_fit(self.optimizer, found),
+            sampling_passes.steps_of_fit(self, found, budgets),
             fit_data.typed_errors(),
             class_weights.typed_errors(),
         ):
@@ -144,9 +135,25 @@ def _fit(stock_fit):
     return fit
 
 
+def _listed(callbacks):
+    """Returns the callbacks of `fit` as a list, whichever of the forms that Keras takes it has."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks.callbacks
+    return [] if callbacks is None else keras.tree.flatten(callbacks)
+
+
+def _as_given(model, given, callbacks):
+    """Returns a list of callbacks in the form in which `fit` was given some."""
+    if not isinstance(given, keras.callbacks.CallbackList):
+        return callbacks
+    given.callbacks = callbacks
+    given.set_model(model)
+    return given
+
+
 def _train_on_batch(stock_train):
     def train_on_batch(self, x, y=None, *args, **kwargs):
-        if _has_private_optimizer(self):
+        if has_private_optimizer(self):
             x, y = dense.densify("x", x), dense.densify("y", y)
         return stock_train(self, x, y, *args, **kwargs)
 
@@ -156,7 +163,7 @@ def _train_on_batch(stock_train):
 def _maybe_symbolic_build(stock_build):
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         distributed = iterator is not None and self._distribute_strategy is not None
-        if not distributed or not _has_private_optimizer(self):
+        if not distributed or not has_private_optimizer(self):
             return stock_build(self, iterator, data_batch)
         # From shapes alone: Keras takes the first batch, which would be lost to a sampler with
         # a seed, and which it cannot take from several workers.
@@ -169,7 +176,7 @@ def _maybe_symbolic_build(stock_build):
 
 def _make_function(stock_make):
     def _make_function(self, step_function):
-        if _has_private_optimizer(self):
+        if has_private_optimizer(self):
             step_function = multi_worker.with_vector_logs(self, step_function)
             return _one_step_at_a_time(self, stock_make(self, step_function))
         return stock_make(self, step_function)
@@ -179,15 +186,14 @@ def _make_function(stock_make):
 
 def _make_train_function(stock_make):
     def make_train_function(self, force=False):
-        private = _has_private_optimizer(self)
-        before = _traced_for.pop(self, None)
+        private, run = has_private_optimizer(self), run_of(self)
+        before, run.traced_for = run.traced_for, None
         if private:
             strategies.check_compilation(self)
             forget_outdated_checks(self)
             # Keras keeps the function when another optimizer is assigned without `compile`.
-            now = weakref.ref(self.optimizer), self.optimizer._private.generation
-            force = force or before != now
-            _traced_for[self] = now
+            run.traced_for = weakref.ref(self.optimizer), self.optimizer._private.generation
+            force = force or before != run.traced_for
         stock_make(self, force or (before is not None and not private))
         if private and not hasattr(self.train_function, "checks_first"):
             self.train_function = _checking_first(self, self.train_function)
@@ -204,10 +210,6 @@ _WRAPPERS = {
     "_make_function": _make_function,
     "make_train_function": _make_train_function,
 }
-
-
-def _has_private_optimizer(model):
-    return is_private(getattr(model, "optimizer", None))
 
 
 def _one_step_at_a_time(model, function):
@@ -232,10 +234,11 @@ def _one_step_at_a_time(model, function):
 
 def _checking_first(model, function):
     """Wraps a train function so that workers, then gradients, are checked before it steps."""
-    first_call, optimizer = [True], weakref.ref(model.optimizer)
+    is_first, optimizer, run = True, weakref.ref(model.optimizer), run_of(model)
 
     @functools.wraps(function)
     def train_function(iterator):
+        nonlocal is_first
         if model.optimizer is not optimizer():
             raise OptimizerArgumentError(
                 f"The optimizer of model '{model.name}' was exchanged while it trains, but the "
@@ -247,14 +250,14 @@ def _checking_first(model, function):
         precision.check_float32_products()
         # A step compiled before a fork would go on with the key of both processes.
         model.optimizer._private.renew_keys_after_fork()
-        if first_call:
+        if is_first:
             # Once more than `fit` does: callbacks may have restored a state since.
             multi_worker.check_workers_agree(model)
-            first_call.clear()
-        if needs_comparison(model):
+            is_first = False
+        if run.needs_comparison(model.optimizer):
             batches = list(itertools.islice(iterator, model.steps_per_execution))
             for batch in batches:
-                if needs_comparison(model):
+                if run.needs_comparison(model.optimizer):
                     compare_gradients(model, batch)
             if batches:
                 return function(_iterator_over(batches, iterator, model.distribute_strategy))

@@ -6,20 +6,9 @@ import math
 
 from dice_tf.checks.arguments import check_integer
 from dice_tf.errors import GradientEngineError, MechanismError, ModelError, OptimizerArgumentError
+from dice_tf.mechanism import PRIVACY_ARGUMENTS
 
 GRADIENT_ENGINES = ("auto", "layerwise", "vectorized")
-
-# Attributes of the mechanism that are constructor arguments.
-PRIVACY_ARGUMENTS = (
-    "l2_norm_clip",
-    "noise_multiplier",
-    "expected_batch_size",
-    "error_norm_clip",
-    "bound_residuals",
-    "clipping",
-    "feedback_steps",
-    "num_microbatches",
-)
 
 _REFUSED_KERAS_ARGUMENTS = {
     "clipnorm": "it would clip the noised mean, variable by variable",

@@ -7,7 +7,6 @@ optimizer's private update, metrics. `dice_tf.training.keras_trainer` makes `fit
 """
 
 import functools
-import types
 from typing import Any
 import weakref
 
@@ -19,20 +18,15 @@ from dice_tf.checks import model_checks, precision, self_check
 from dice_tf.distribution import multi_worker, strategies
 from dice_tf.engine import chunks, layerwise, loss, vectorized
 from dice_tf.engine.engine import Engine
-from dice_tf.errors import LossError, ModelError, PlainGradientsError
+from dice_tf.errors import LossError, ModelError
 from dice_tf.ledger import provenance
-from dice_tf.mechanism import DiceMechanism
 from dice_tf.mechanism.clipping import clip_weights
 from dice_tf.training import dense, metrics, own_train_steps, rebuilding
+from dice_tf.training.run import Checks, private_optimizer, run_of
 
 __all__ = ["check_gradients", "private_train_step"]
 
-# Keras model -> what was checked of it, which holds while `_still_holds`.
-_checked = weakref.WeakKeyDictionary()
-
-# Models whose `train_step` takes private steps of others only.
-_steps_of_others = weakref.WeakSet()
-
+_NEED = "private step to take or to check"
 # A gradient of 0 in so many batches is no accident of the first.
 _MOST_BATCHES_TRIED = 20
 
@@ -65,7 +59,7 @@ def private_train_step(model: keras.Model, data: Any) -> dict[str, Any]:
 
     Source: Zhang et al., ICLR 2024, Alg. 1, one iteration.
     """
-    optimizer = _private_optimizer(model)
+    optimizer = private_optimizer(model, _NEED)
     own_train_steps.note(model, data)
     strategies.check_replicas(model, data)
     x, y, sample_weight = unpack(model, data)
@@ -73,8 +67,8 @@ def private_train_step(model: keras.Model, data: Any) -> dict[str, Any]:
     _prepare(model, optimizer, x, y, sample_weight)
     if tf.executing_eagerly() and not tf.distribute.has_strategy():
         own_train_steps.check_first_marks(model, sample_weight)
-        if needs_comparison(model):
-            _compare_until_settled(model, _compare(model, data))
+        if run_of(model).needs_comparison(optimizer):
+            _compare_until_settled(model, data)
     sums = _gradient_sums(model, optimizer, x, y, sample_weight)
     if all(head is None for head in sums.head):
         raise ModelError(f"The loss of model '{model.name}' depends on no trainable variable.")
@@ -113,18 +107,10 @@ def check_gradients(model: keras.Model, data: Any) -> None:
     ...     l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8), loss="mse")
     >>> check_gradients(model, (tf.ones([8, 4]), tf.ones([8, 1])))
     """
-    _private_optimizer(model)
+    private_optimizer(model, _NEED)
     multi_worker.check_workers_agree(model)
     if not _compare(*received_by_step(model, data)):
         self_check.warn_unchecked(model, batches=1)
-
-
-def needs_comparison(model):
-    """Whether a compiled model's gradients are still to be compared, and it is asked for."""
-    checks = _checked.get(model)
-    if model in _steps_of_others:
-        return False
-    return model.optimizer.self_check and (checks is None or not checks.compared)
 
 
 def compare_gradients(model, data):
@@ -135,15 +121,14 @@ def compare_gradients(model, data):
         data: A batch as `fit` gets it. All workers must make this call.
     """
     stepping, received = received_by_step(model, data)
-    if stepping is not model:
-        _steps_of_others.add(model)
-    _compare_until_settled(stepping, _compare(stepping, received))
+    run_of(model).steps_others |= stepping is not model
+    _compare_until_settled(stepping, received)
 
 
-def _compare_until_settled(model, settled):
-    checks = _checked.get(model)
-    if settled or checks is None:
+def _compare_until_settled(model, data):
+    if _compare(model, data):
         return
+    checks = run_of(model).checks
     checks.batches_tried += 1
     if checks.batches_tried == _MOST_BATCHES_TRIED:
         self_check.warn_unchecked(model, checks.batches_tried)
@@ -152,8 +137,9 @@ def _compare_until_settled(model, settled):
 
 def forget_outdated_checks(model):
     """Makes a model be checked anew if its loss, layers, variables or engine are others."""
-    if model in _checked and not _still_holds(_checked[model], model):
-        del _checked[model]
+    run = run_of(model)
+    if run.checks is not None and not _still_holds(run.checks, model):
+        run.checks = None
 
 
 def received_by_step(model, data):
@@ -186,23 +172,8 @@ def _compare(model, data):
     if multi_worker.has_several_workers(strategy):
         # They must go on alike: whether the next batch is compared, too.
         compared = bool(multi_worker.values_of_chief(strategy, [compared])[0])
-    _checked[model].compared |= compared
+    run_of(model).checks.compared |= compared
     return compared
-
-
-def is_private(optimizer):
-    """Whether `optimizer` is one of this package's."""
-    return isinstance(getattr(optimizer, "mechanism", None), DiceMechanism)
-
-
-def _private_optimizer(model):
-    optimizer = getattr(model, "optimizer", None)
-    if not is_private(optimizer):
-        raise PlainGradientsError(
-            "A private step needs a model compiled with a private optimizer. Received: "
-            f"optimizer={type(optimizer).__name__}. Compile with DiceSGDOptimizer(...)."
-        )
-    return optimizer
 
 
 def unpack(model, data):
@@ -249,16 +220,10 @@ def _prepare(model, optimizer, x, y, sample_weight):
     """Builds what is not built and refuses what cannot be private."""
     symbolic = build_and_check_layers(model, x, y, sample_weight)
     forget_outdated_checks(model)
-    if model not in _checked:
+    if run_of(model).checks is None:
         check_calls(model, *symbolic)
         optimizer.mechanism.clip.groups(model)  # Refuses a model that it does not fit.
-        _checked[model] = types.SimpleNamespace(
-            parts=[weakref.ref(part) for part in _parts(model)],
-            settings=_settings(model),
-            compared=False,
-            batches_tried=0,
-            with_gradients=None,
-        )
+        run_of(model).checks = Checks(list(map(weakref.ref, _parts(model))), _settings(model))
         if not optimizer.self_check:
             self_check.warn_switched_off(model)
     if not rebuilding.knows(optimizer, model.trainable_variables):
@@ -293,7 +258,7 @@ def check_calls(model, x, y, sample_weight):
 
 def _check_same_gradients(model, sums):
     """Refuses a step in which other variables have gradients: only those get noise."""
-    checks, now = _checked[model], [head is not None for head in sums.head]
+    checks, now = run_of(model).checks, [head is not None for head in sums.head]
     before = now if checks.with_gradients is None else checks.with_gradients
     changed = [
         variable.path

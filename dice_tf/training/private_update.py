@@ -26,7 +26,7 @@ from dice_tf.errors import (
     SamplingError,
 )
 from dice_tf.ledger import provenance, row_counts
-from dice_tf.mechanism import DiceMechanism, clip_rules, feedback, noise
+from dice_tf.mechanism import PRIVACY_ARGUMENTS, DiceMechanism, clip_rules, feedback, noise
 from dice_tf.training import keras_trainer, optimizer_arguments, rebuilding
 
 if TYPE_CHECKING:
@@ -62,19 +62,11 @@ class PrivateUpdate(keras.optimizers.Optimizer if TYPE_CHECKING else object):
         noise_seed: int | None = None,
         **keras_arguments: Any,
     ) -> None:
+        given = {name: value for name, value in locals().items() if name in PRIVACY_ARGUMENTS}
         optimizer_arguments.check_none_positional(type(self), learning_rate, positional)
         for name, value in keras_arguments.items():
             optimizer_arguments.check_keras_argument(name, value)
-        given = dict(
-            l2_norm_clip=l2_norm_clip,
-            noise_multiplier=noise_multiplier,
-            expected_batch_size=expected_batch_size,
-            error_norm_clip=error_norm_clip,
-            bound_residuals=None if bound_residuals is None else bool(bound_residuals),
-            clipping=clip_rules.canonical(clipping),
-            feedback_steps=feedback_steps,
-            num_microbatches=num_microbatches,
-        )
+        given["clipping"] = clip_rules.canonical(clipping)
         mechanism = DiceMechanism(
             **optimizer_arguments.with_plan(plan, given), noise_is_secret=noise_seed is None
         )
@@ -116,7 +108,7 @@ class PrivateUpdate(keras.optimizers.Optimizer if TYPE_CHECKING else object):
 
     def __getattr__(self, name):
         # For names that are not found; `object` has the error that says so.
-        owner = self._mechanism if name in optimizer_arguments.PRIVACY_ARGUMENTS else self
+        owner = self._mechanism if name in PRIVACY_ARGUMENTS else self
         return object.__getattribute__(owner, name)
 
     @property
@@ -277,13 +269,7 @@ class PrivateUpdate(keras.optimizers.Optimizer if TYPE_CHECKING else object):
             heads, residuals, self._values_of(errors), mechanism
         )
         if mechanism.noise_multiplier > 0:
-            # Not `iterations`: they go back when weights are loaded, and the same noise on
-            # other data would give two releases whose difference is free of noise.
-            if self.save_errors:
-                key = private_checkpoints.bind_key(private.noise_key.read(), direction)
-                draws = private.noise_draws.value
-            else:
-                key, draws = private.process_key.read(), private.process_draws.value
+            key, draws = private.next_noise(direction, bound=self.save_errors)
             shapes = {slot: v.shape for slot, v in zip(slots, direction, strict=True)}
             drawn = noise.gaussian_noise(key, draws, shapes, mechanism.noise_stddev)
             direction = [v + drawn[slot] for v, slot in zip(direction, slots, strict=True)]
@@ -294,25 +280,18 @@ class PrivateUpdate(keras.optimizers.Optimizer if TYPE_CHECKING else object):
             v if penalty_gradients[i] is None else v + tf.cast(penalty_gradients[i], tf.float32)
             for v, i in zip(direction, used, strict=True)
         ]
+        in_fit = private.in_fit.value > 0
+        name = provenance.mechanism_name(mechanism)
         record = provenance.update_record(
-            self._sampling_record.value,
-            marks,
-            mechanism.noise_is_secret,
-            provenance.mechanism_name(mechanism),
-            private.in_fit.value > 0,
+            self._sampling_record.value, marks, mechanism.noise_is_secret, name, in_fit
         )
+        counts = row_counts.update(private.row_counts.value, marks, rows, in_fit)
         updates = [
             *zip(errors, new_errors, strict=True),
             *((error, tf.zeros(error.shape)) for error in forgotten),
             (self._sampling_record, record),
-            (
-                private.row_counts,
-                row_counts.update(private.row_counts.value, marks, rows, private.in_fit.value > 0),
-            ),
-            (private.noise_draws, private.noise_draws.value + 1),
-            (private.process_draws, private.process_draws.value + 1),
-            (private.own_steps, private.own_steps.value + 1),
-            (private.error_step, tf.cast(self._iterations.value, tf.int64) + 1),
+            (private.row_counts, counts),
+            *private.next_counts(self._iterations.value),
         ]
         # TensorFlow runs what needs no data also when the data have come to an end, and Keras
         # may find out about the end by a step on no data (without XLA).
@@ -395,14 +374,13 @@ class PrivateUpdate(keras.optimizers.Optimizer if TYPE_CHECKING else object):
             if variable is self._sampling_record and str(number) in released:
                 provenance.check_layout(released[str(number)])
         super().load_own_variables(released)
-        counts = [private.process_draws]
+        steps = int(self._iterations.numpy())
         if not (self.save_errors and private_checkpoints.load(private, self._mechanism, store)):
             for error in self.errors:
                 error.assign(tf.zeros(error.shape))
-            counts.append(private.noise_draws)
+            private.noise_draws.assign(max(steps, int(private.noise_draws.numpy())))
         # With a seed, a new process goes on where the saved one stopped.
-        for draws in counts:
-            draws.assign(tf.maximum(draws.value, tf.cast(self._iterations.value, draws.dtype)))
+        private.go_to_draw(max(steps, int(private.process_draws.numpy())))
 
     def set_weights(self, weights: Any) -> None:
         """Loads the values of `variables`, as Keras hands them over from the .h5 format."""
@@ -414,15 +392,8 @@ class PrivateUpdate(keras.optimizers.Optimizer if TYPE_CHECKING else object):
         The configuration is stored in saved models, and whoever knows the seed can
         subtract the noise.
         """
-        config = super().get_config()
-        for name in (
-            *optimizer_arguments.PRIVACY_ARGUMENTS,
-            "chunk_size",
-            "gradient_engine",
-            "self_check",
-            "rescale_to_unit_norm",
-            "save_errors",
-        ):
-            config[name] = getattr(self, name)
+        of_steps = ("chunk_size", "gradient_engine", "self_check", "rescale_to_unit_norm")
+        names = (*PRIVACY_ARGUMENTS, *of_steps, "save_errors")
+        config = {**super().get_config(), **{name: getattr(self, name) for name in names}}
         config["clipping"] = clip_rules.config_of(config["clipping"])
         return config
