@@ -79,13 +79,12 @@ class Trainer(NamedTuple):
 
     Attributes:
         settings_from: Function from parsed flags to settings, a tuple with names.
-        make_plan: Function from settings and a number of examples to a
-            `private_run.Plan`.
+        make_optimizer: Function from settings and a `dice_tf.PrivacyPlan` to an optimizer.
         load_task: Function from settings to a `Task`.
     """
 
     settings_from: Callable
-    make_plan: Callable
+    make_optimizer: Callable
     load_task: Callable
 
 
@@ -109,35 +108,34 @@ def load_images(settings):
 
 
 IMAGES = Trainer(
-    image_classifier_flags.settings_from, train_image_classifier.make_plan, load_images
+    image_classifier_flags.settings_from, train_image_classifier.make_optimizer, load_images
 )
 
 
 @functools.cache
-def _calibrated(trainer, settings, num_examples, ratio):
+def _calibrated(settings, num_examples, ratio):
     clips = {"l2_norm_clip": 1.0, "error_norm_clip": ratio}
-    plan = trainer.make_plan(settings._replace(**clips), num_examples)
-    return plan.optimizer.mechanism.noise_multiplier
+    return private_run.make_plan(settings._replace(**clips), num_examples).noise_multiplier
 
 
-def plan_cell(trainer, cell, settings, num_examples):
-    """Returns the sampling and the optimizer of a cell, with noise for its own thresholds.
+def plan_cell(cell, settings, num_examples):
+    """Returns the settings of a cell, and its plan, with noise for its own thresholds.
 
     Args:
-        trainer: `Trainer`.
         cell: `ablation_cells.Cell`.
         settings: Settings that all cells share.
         num_examples: Int, number of training examples.
 
     Returns:
-        `private_run.Plan`.
+        Pair of settings and `dice_tf.PrivacyPlan`. Epsilon of the plan is at most
+        `settings.epsilon`.
     """
     # In units of C1 the noise depends on C2 / C1 alone, so it is calibrated once for each
     # ratio. Rounded up, which errs on the side of more noise.
     ratio = math.ceil(cell.error_norm_clip / cell.l2_norm_clip * 1e9) / 1e9
-    noise_multiplier = _calibrated(trainer, settings, num_examples, ratio)
-    settings = settings._replace(noise_multiplier=noise_multiplier, **cell._asdict())
-    return trainer.make_plan(settings, num_examples)
+    noise_multiplier = _calibrated(settings, num_examples, ratio)
+    settings = settings._replace(epsilon=None, noise_multiplier=noise_multiplier, **cell._asdict())
+    return settings, private_run.make_plan(settings, num_examples)
 
 
 def train_cell(trainer, cell, settings, task, self_check=True):
@@ -156,21 +154,16 @@ def train_cell(trainer, cell, settings, task, self_check=True):
     keras.backend.clear_session()
     keras.utils.set_random_seed(cell.seed)
     start = time.monotonic()
-    plan = plan_cell(trainer, cell, settings, len(task.train[1]))
-    plan.optimizer.self_check = self_check
-    model = task.make_model(plan.optimizer)
-    budget = dice_tf.EpsilonCallback(plan.sampling, plan.delta, target_epsilon=settings.epsilon)
-    model.fit(
-        plan.sampling.dataset(*task.train, planned_epochs=settings.epochs),
-        epochs=settings.epochs,
-        callbacks=[budget],
-        verbose=0,
-    )
+    settings, plan = plan_cell(cell, settings, len(task.train[1]))
+    optimizer = trainer.make_optimizer(settings, plan)
+    optimizer.self_check = self_check
+    model = task.make_model(optimizer)
+    budget = plan.callback()
+    model.fit(plan.dataset(*task.train), epochs=plan.epochs, callbacks=[budget], verbose=0)
     found = model.evaluate(*task.held_out, batch_size=64, verbose=0, return_dict=True)
-    mechanism = plan.optimizer.mechanism
     return ablation_cells.Result(
-        noise_multiplier=mechanism.noise_multiplier,
-        noise_stddev=mechanism.noise_stddev,
+        noise_multiplier=plan.noise_multiplier,
+        noise_stddev=optimizer.mechanism.noise_stddev,
         steps=budget.accounted_steps(),
         epsilon=budget.epsilon(),
         accuracy=found["accuracy"],
@@ -201,7 +194,7 @@ def run(flag_values, trainer=IMAGES):
 
     print(f"Data: {task.source}; {len(task.train[1])} training examples.")
     print(f"Accuracy is on {len(task.held_out[1])} other training examples, never on test data.")
-    _print_privacy(trainer, cells[0], settings, len(task.train[1]))
+    _print_privacy(cells[0], settings, len(task.train[1]))
     print(f"{len(cells)} cells, {len(cells) - len(missing)} of them finished before.", flush=True)
     seconds = []
     for number, cell in enumerate(missing, start=1):
@@ -248,16 +241,10 @@ def shared_parameters(settings, task):
     }
 
 
-def _print_privacy(trainer, cell, settings, num_examples):
-    plan = plan_cell(trainer, cell, settings, num_examples)
-    parameters = private_run.privacy_parameters(plan)
-    names = ("l2_norm_clip", "error_norm_clip", "noise_multiplier", "noise_stddev", "epsilon")
-    print("\nPrivacy parameters that all cells share:")
-    for name, value in parameters.items():
-        if name not in names:
-            print(f"  {name}: {value}")
-    print(f"  target of epsilon: {settings.epsilon}")
-    print(f"Each cell has its own, in cells.csv: {', '.join(names)}.")
+def _print_privacy(cell, settings, num_examples):
+    _, plan = plan_cell(cell, settings, num_examples)
+    print(f"\nAll cells have epsilon = {settings.epsilon}. The first one:\n{plan}")
+    print("Each cell has thresholds and noise of its own: cells.csv has them.")
     print(
         "Epsilon is that of one cell. On private data, choosing among cells costs more. And the "
         "seeds are known here, so the noise could be removed.\n"

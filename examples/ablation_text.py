@@ -55,7 +55,9 @@ def load_texts(settings):
     )
 
 
-TEXTS = ablation.Trainer(text_finetuning_flags.settings_from, finetune_text.make_plan, load_texts)
+TEXTS = ablation.Trainer(
+    text_finetuning_flags.settings_from, finetune_text.make_optimizer, load_texts
+)
 
 
 def define_flags(flag_values):

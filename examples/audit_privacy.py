@@ -112,44 +112,34 @@ def audit_fit(method, epsilon, num_canaries, num_guesses, seed=None):
     error_norm_clip = ERROR_NORM_CLIP[method]
     batch_size = round(SAMPLING_PROBABILITY * num_canaries)
     sampler = dice_tf.CyclicPoissonSampling if error_norm_clip else dice_tf.PoissonSampling
-    sampling = sampler(num_canaries, batch_size, seed=seed)
-    noise_multiplier = accounting.calibrate_noise_multiplier(
-        epsilon,
-        DELTA,
-        sampling,
-        sampling.steps(EPOCHS),
-        error_norm_clip=error_norm_clip,
-        accountant="pld",
+    plan = dice_tf.PrivacyPlan(
+        sampling=sampler(num_canaries, batch_size, seed=seed),
+        epochs=EPOCHS,
+        target_epsilon=epsilon,
+        delta=DELTA,
+        error_norm_clip_ratio=error_norm_clip,
     )
     # Gradients of norm C1 + C2: the longest that have full influence.
     x = canaries.gradient_canaries(np.zeros((0, 0)), num_canaries, scale=1.0 + error_norm_clip)
     y = np.ones((num_canaries, 1), dtype=np.float32)
-    # Refuses batches that `sampling` did not draw, and counts the steps.
-    callback = dice_tf.EpsilonCallback(sampling, DELTA)
+    # Refuses batches that the sampler did not draw, and counts the steps.
+    callback = plan.callback()
 
     def train(included):
-        model = make_model(
-            num_canaries,
-            l2_norm_clip=1.0,
-            error_norm_clip=error_norm_clip,
-            noise_multiplier=noise_multiplier,
-            expected_batch_size=batch_size,
-            noise_seed=seed,
-        )
+        model = make_model(num_canaries, l2_norm_clip=1.0, plan=plan, noise_seed=seed)
         # A canary of weight 0 has no gradient: it is left out.
-        weights = included.astype(np.float32)
-        data = sampling.dataset(x, y, sample_weight=weights, planned_epochs=EPOCHS)
-        model.fit(data, epochs=EPOCHS, callbacks=[callback], verbose=0)
+        data = plan.dataset(x, y, sample_weight=included.astype(np.float32))
+        model.fit(data, epochs=plan.epochs, callbacks=[callback], verbose=0)
         return canaries.canary_scores(model, x, y)
 
     result = auditing.audit_one_run(train, num_canaries, num_guesses, DELTA, seed=seed)
-    mechanism, steps = callback.model.optimizer.mechanism, callback.accounted_steps()
-    claimed = accounting.compute_epsilon(mechanism, sampling, steps, DELTA, accountant="pld")
-    return Finding(method, "dice_tf", claimed, result.epsilon_lower_bound)
+    return Finding(method, "dice_tf", callback.epsilon(), result.epsilon_lower_bound)
 
 
 def letter_model(epsilon, noise_seed=None):
     """Returns the model of (c): one weight, Alg. 1 to the letter, noise as in Thm 3.2.
+
+    Spelled out: a plan bounds residuals, and its noise follows from a proven epsilon.
 
     Args:
         epsilon: Float, the epsilon that the theorem claims for this noise.

@@ -32,6 +32,7 @@ repeated, and whoever knows a seed can remove the noise.
 It writes settings.json, search.csv, final.csv and comparison.png per task to --output_dir.
 """
 
+import dataclasses
 import functools
 import pathlib
 import statistics
@@ -44,11 +45,11 @@ import comparison_tasks
 import keras
 import numpy as np
 import plots
+import private_run
 import tensorflow as tf
 import trial_log
 
 import dice_tf
-from dice_tf import accounting
 
 # With 2, 3 or 6 groups: the batch sizes of the tasks give all of them equally many steps.
 FEEDBACK_STEPS = (1, 2, 5)
@@ -102,63 +103,57 @@ def draw_trials(method, epsilon, task, seeds):
     return trials
 
 
-def plan(trial, task):
-    """Returns sampling, optimizer and number of steps of a trial.
+def plan_trial(trial, task, accountant):
+    """Returns the plan and the optimizer of a trial.
 
     Args:
         trial: `Trial`.
         task: `comparison_tasks.Task`.
+        accountant: One of `private_run.ACCOUNTANTS`.
     """
-    count, s = len(task.train[0]), trial.feedback_steps
-    if s:
-        sampling = dice_tf.CyclicPoissonSampling(
-            count, task.batch_size, num_groups=s + 1, seed=trial.seed
-        )
-    else:
-        sampling = dice_tf.PoissonSampling(count, task.batch_size, seed=trial.seed)
-    steps = sampling.steps(epochs=task.epochs)
+    s = trial.feedback_steps
+    plan = _calibrated(
+        trial.target_epsilon,
+        feedback_steps=s,
+        num_examples=len(task.train[0]),
+        batch_size=task.batch_size,
+        epochs=task.epochs,
+        delta=task.delta,
+        accountant=accountant,
+    )
+    # The same noise for draws of its own.
+    plan = dataclasses.replace(
+        plan, sampling=dataclasses.replace(plan.sampling, seed=trial.seed), target_epsilon=None
+    )
     optimizer = dice_tf.DiceSGDOptimizer(
         learning_rate=trial.learning_rate,
         momentum=trial.momentum,
         use_ema=trial.averaging > 0,
         ema_momentum=trial.averaging or 0.99,
         l2_norm_clip=trial.clip / (s + 1),
-        error_norm_clip=trial.clip - trial.clip / (s + 1),
-        feedback_steps=max(s, 1),
-        noise_multiplier=_noise_multiplier(
-            trial.target_epsilon, task.delta, count, task.batch_size, steps, s
-        ),
-        expected_batch_size=task.batch_size,
+        plan=plan,
         noise_seed=trial.seed,
     )
-    return sampling, optimizer, steps
+    return plan, optimizer
 
 
 @functools.cache
-def _noise_multiplier(epsilon, delta, count, batch_size, steps, s):
-    sampling = (
-        dice_tf.CyclicPoissonSampling(count, batch_size, num_groups=s + 1)
-        if s
-        else dice_tf.PoissonSampling(count, batch_size)
-    )
-    found = accounting.calibrate_noise_multiplier(
+def _calibrated(epsilon, feedback_steps, **arguments):
+    return dice_tf.PrivacyPlan(
         target_epsilon=epsilon,
-        delta=delta,
-        sampling=sampling,
-        steps=steps,
-        error_norm_clip=float(s),
-        feedback_steps=max(s, 1),
+        feedback_steps=feedback_steps,
+        error_norm_clip_ratio=feedback_steps,
+        **arguments,
     )
-    # C2 / C1 is s up to rounding only; noise that is larger by more than that.
-    return found * (1 + 1e-6)
 
 
-def train(trial, task, data, self_check):
+def train(trial, task, accountant, data, self_check):
     """Trains and scores one trial.
 
     Args:
         trial: `Trial`.
         task: `comparison_tasks.Task`.
+        accountant: One of `private_run.ACCOUNTANTS`.
         data: Pair of arrays to score on.
         self_check: Whether the gradients of the model are checked with its first batch.
 
@@ -168,25 +163,20 @@ def train(trial, task, data, self_check):
     keras.backend.clear_session()
     keras.utils.set_random_seed(trial.seed)
     start = time.monotonic()
-    sampling, optimizer, steps = plan(trial, task)
+    plan, optimizer = plan_trial(trial, task, accountant)
     optimizer.self_check = self_check
     model = task.make_model()
     model.compile(optimizer, task.loss, metrics=[task.metric])
-    budget = dice_tf.EpsilonCallback(sampling, task.delta, target_epsilon=trial.target_epsilon)
-    model.fit(
-        sampling.dataset(*task.train, planned_epochs=task.epochs),
-        epochs=task.epochs,
-        callbacks=[budget],
-        verbose=0,
-    )
-    assert budget.accounted_steps() == steps, (budget.accounted_steps(), steps)
+    budget = plan.callback()
+    model.fit(plan.dataset(*task.train), epochs=plan.epochs, callbacks=[budget], verbose=0)
+    assert budget.accounted_steps() == plan.steps, (budget.accounted_steps(), plan.steps)
     found = model.evaluate(*data, batch_size=1000, verbose=0, return_dict=True)
     mechanism = optimizer.mechanism
     return Result(
         mechanism.l2_norm_clip,
         mechanism.error_norm_clip,
         mechanism.noise_multiplier,
-        steps,
+        plan.steps,
         budget.epsilon(),
         found[task.metric],
         time.monotonic() - start,
@@ -212,6 +202,7 @@ def run_task(name, flag_values):
         "batch_size": task.batch_size,
         "epochs": task.epochs,
         "delta": task.delta,
+        "accountant": flag_values.accountant,
         "trials": flag_values.trials,
         "versions": [dice_tf.__version__, keras.__version__, tf.__version__],
     }
@@ -220,8 +211,8 @@ def run_task(name, flag_values):
     print(
         f"Privacy parameters: num_examples={shared['training_examples']} "
         f"expected_batch_size={task.batch_size} epochs={task.epochs} delta={task.delta:g} "
-        "accountant=rdp neighbouring_relation=add_or_remove_one; each trial's thresholds, noise "
-        "and epsilon are in search.csv and final.csv."
+        f"accountant={flag_values.accountant} neighbouring_relation=add_or_remove_one; each "
+        "trial's thresholds, noise and epsilon are in search.csv and final.csv."
     )
     print(f"{len(task.held_out[0])} held-out examples for searches, {len(task.test[0])} for tests.")
     runs = _Runs(
@@ -269,7 +260,7 @@ class _Runs:
     """Trains what is not on disk yet, and says how long the rest will take."""
 
     def __init__(self, folder, task, searches, flag_values):
-        self._folder, self._task = folder, task
+        self._folder, self._task, self._accountant = folder, task, flag_values.accountant
         self._known = {
             stage: trial_log.read(folder / f"{stage}.csv", Trial, Result)
             for stage in ("search", "final")
@@ -283,7 +274,8 @@ class _Runs:
         if trial in self._known[stage]:
             return self._known[stage][trial]
         # All trials have the same model: checking its gradients once will do.
-        result = train(trial, self._task, data, self_check=not self._seconds)
+        check = not self._seconds
+        result = train(trial, self._task, self._accountant, data, self_check=check)
         trial_log.append(self._folder / f"{stage}.csv", trial, result)
         self._seconds.append(result.seconds)
         minutes = statistics.fmean(self._seconds[-10:]) * self._left / 60
@@ -307,6 +299,7 @@ def define_flags(flag_values):
         "tasks", ["digits", "heavy_tails"], list(comparison_tasks.TASKS), "Tasks.", **options
     )
     flags.DEFINE_list("epsilons", ["1", "2.7", "8"], "Privacy budgets.", **options)
+    private_run.define_accountant(flag_values)
     flags.DEFINE_integer("trials", 8, "Trials of a search.", lower_bound=1, **options)
     flags.DEFINE_integer("repeats", 5, "Searches per method.", lower_bound=2, **options)
     flags.DEFINE_bool(

@@ -3,9 +3,12 @@
 """Private training in a loop of one's own: the step, epsilon, the budget, evaluation.
 
 What it shows: `dice_tf.private_train_step` is the step that `fit` takes, as a function of
-a model and a batch. All around it is plain Python: batches from a sampler, epsilon after
-each epoch, a stop before the step that would exceed the budget, and the statement of what
-was guaranteed.
+a model and a batch. All around it is plain Python: batches of a plan, epsilon after each
+epoch, a stop before the step that would exceed the budget, and the statement of what was
+guaranteed.
+
+A plan can choose the noise so that a budget lasts for all epochs: `target_epsilon=` in place
+of `noise_multiplier=`. Here it is the other way round, to show how a loop ends early.
 
     python examples/custom_training_loop.py
     python examples/custom_training_loop.py --epsilon=2 --noise_multiplier=6
@@ -37,44 +40,50 @@ from dice_tf import accounting
 
 
 def make_plan(settings, num_examples):
-    """Returns how batches are drawn, the optimizer, and the steps that the budget allows.
+    """Returns the `dice_tf.PrivacyPlan` of all epochs.
 
     Args:
         settings: Parsed flags.
         num_examples: Int, number of training images.
-
-    Returns:
-        `private_run.Plan`. Its steps are at most those of `--epochs`.
     """
-    sampling = dice_tf.CyclicPoissonSampling(num_examples, settings.batch_size)
-    optimizer = dice_tf.DiceSGDOptimizer(
-        settings.learning_rate,
-        momentum=settings.momentum,
-        l2_norm_clip=settings.l2_norm_clip,
+    return dice_tf.PrivacyPlan(
+        num_examples=num_examples,
+        batch_size=settings.batch_size,
+        epochs=settings.epochs,
         noise_multiplier=settings.noise_multiplier,
-        expected_batch_size=settings.batch_size,
+        delta=settings.delta,
+        accountant=settings.accountant,
+        feedback_steps=1,
     )
-    affordable = accounting.calibrate_steps(
-        settings.epsilon, settings.delta, optimizer.mechanism, sampling
-    )
-    steps = min(affordable, sampling.steps(settings.epochs))
-    return private_run.Plan(sampling, optimizer, steps, settings.delta)
 
 
-def train(plan, data, model, epochs):
-    """Trains until the epochs or the budget are used up, and prints epsilon on the way.
+def affordable_steps(plan, epsilon):
+    """Returns how many steps of the plan a budget lasts for.
 
     Args:
-        plan: `private_run.Plan`.
+        plan: `dice_tf.PrivacyPlan`.
+        epsilon: Float, the budget.
+    """
+    steps = accounting.calibrate_steps(
+        epsilon, plan.delta, plan.mechanism(), plan.sampling, accountant=plan.accountant
+    )
+    return min(steps, plan.steps)
+
+
+def train(plan, steps, data, model):
+    """Trains, and prints epsilon on the way.
+
+    Args:
+        plan: `dice_tf.PrivacyPlan`.
+        steps: Int, at most those of the plan.
         data: `image_datasets.ImageData`.
         model: Compiled `keras.Model`.
-        epochs: Int.
 
     Returns:
         List of triples of each epoch: steps made so far, epsilon, test accuracy.
     """
     x, y = data.x_train, data.y_train
-    batches = plan.sampling.dataset(x, y, planned_epochs=epochs)
+    batches = plan.dataset(x, y)
     # Once: compares the gradients of a few examples with those of each of them alone.
     dice_tf.check_gradients(model, (x[:8], y[:8]))
 
@@ -83,22 +92,22 @@ def train(plan, data, model, epochs):
     def step(batch):
         return dice_tf.private_train_step(model, batch)
 
-    progress, steps = [], 0
-    for epoch in range(1, epochs + 1):
+    progress, made = [], 0
+    for epoch in range(1, plan.epochs + 1):
         model.reset_metrics()
-        for batch in batches.take(plan.steps - steps):
+        for batch in batches.take(steps - made):
             logs = step(batch)
         # What was made, not what was planned: this number is what epsilon is about.
-        steps = int(model.optimizer.iterations)
-        epsilon = dice_tf.run_epsilon(model, plan.sampling, plan.delta)
+        made = int(model.optimizer.iterations)
+        epsilon = dice_tf.run_epsilon(model, plan.sampling, plan.delta, plan.accountant)
         _, accuracy = model.evaluate(data.x_test, data.y_test, batch_size=512, verbose=0)
-        progress.append((steps, epsilon, accuracy))
+        progress.append((made, epsilon, accuracy))
         print(
-            f"epoch {epoch}: {steps} steps, loss {float(logs['loss']):.3f}, "
+            f"epoch {epoch}: {made} steps, loss {float(logs['loss']):.3f}, "
             f"test accuracy {accuracy:.4f}, epsilon {epsilon:.4f}",
             flush=True,
         )
-        if steps == plan.steps:
+        if made == steps:
             break
     return progress
 
@@ -114,16 +123,23 @@ def run(settings):
     """
     data = image_datasets.load_images("digits", settings.data_dir)
     plan = make_plan(settings, len(data.x_train))
-    private_run.print_privacy_parameters(plan)
+    steps = affordable_steps(plan, settings.epsilon)
+    print(f"\n{plan}\n")
+    print(f"--epsilon={settings.epsilon} lasts for {steps} of these {plan.steps} steps.")
     model = image_models.build_model("digits", data.x_train.shape[1:], data.num_classes)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(plan.optimizer, loss, metrics=["accuracy"])
-    progress = train(plan, data, model, settings.epochs)
+    optimizer = dice_tf.DiceSGDOptimizer(
+        settings.learning_rate,
+        momentum=settings.momentum,
+        l2_norm_clip=settings.l2_norm_clip,
+        plan=plan,
+    )
+    model.compile(optimizer, loss, metrics=["accuracy"])
+    progress = train(plan, steps, data, model)
 
-    steps = progress[-1][0]
-    if steps < plan.sampling.steps(settings.epochs):
+    if steps < plan.steps:
         print(f"Stopped: another round would exceed --epsilon={settings.epsilon}.")
-    print(f"\n{dice_tf.run_statement(model, plan.sampling, plan.delta)}")
+    print(f"\n{plan.statement(model)}")
     return progress
 
 
@@ -134,7 +150,7 @@ def define_flags(flag_values):
         flag_values: `absl.flags.FlagValues` to define them in.
     """
     for name, define, default, text in (
-        ("epsilon", flags.DEFINE_float, 4.0, "Privacy budget, at which the loop stops."),
+        ("epsilon", flags.DEFINE_float, 3.5, "Privacy budget, at which the loop stops."),
         ("delta", flags.DEFINE_float, 1e-4, "Below 1 / number of training images."),
         ("noise_multiplier", flags.DEFINE_float, 4.0, "Noise on the sum, over l2_norm_clip."),
         ("l2_norm_clip", flags.DEFINE_float, 0.1, "Clipping threshold; also of the residuals."),
@@ -145,6 +161,7 @@ def define_flags(flag_values):
         ("data_dir", flags.DEFINE_string, None, "Folder of prepared TFDS data sets."),
     ):
         define(name, default, text, flag_values=flag_values)
+    private_run.define_accountant(flag_values)
 
 
 def main(argv):

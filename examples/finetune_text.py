@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fine-tunes a text model with differential privacy, from data set to statement.
 
-What it shows: stock keras-hub models under a private Adam, a learning rate that warms up and
-then decays, a loss over the tokens of each text alone, adapters of low rank (LoRA), and a
-statement of the guarantee that results. The unit of privacy is one text with its input
-or label.
+What it shows: a plan for a privacy budget, stock keras-hub models under a private Adam, a
+learning rate that warms up and then decays, a loss over the tokens of each text alone,
+adapters of low rank (LoRA), and a statement of the guarantee that results. The unit of
+privacy is one text with its input or label.
 
     python examples/finetune_text.py --task=classify
     python examples/finetune_text.py --task=classify --lora_rank=0 --epsilon=2
@@ -90,23 +90,20 @@ def make_schedule(settings, steps):
     return WarmUpAndDecay(settings.learning_rate, int(settings.warmup_fraction * steps), steps)
 
 
-def make_plan(settings, num_examples):
-    """Returns the sampling and the optimizer, with noise for the budget asked for.
+def make_optimizer(settings, plan):
+    """Returns the private optimizer, whose learning rate ends with the plan.
 
     Args:
         settings: `Settings` of the flags.
-        num_examples: Int, number of training texts.
-
-    Returns:
-        `private_run.Plan`.
+        plan: `dice_tf.PrivacyPlan`.
     """
-
-    def make_optimizer(steps, **arguments):
-        return text_finetuning_flags.PRIVATE_OPTIMIZERS[settings.optimizer](
-            learning_rate=make_schedule(settings, steps), **arguments
-        )
-
-    return private_run.make_plan(settings, num_examples, make_optimizer)
+    return text_finetuning_flags.PRIVATE_OPTIMIZERS[settings.optimizer](
+        learning_rate=make_schedule(settings, plan.steps),
+        l2_norm_clip=settings.l2_norm_clip,
+        plan=plan,
+        chunk_size=settings.chunk_size,
+        noise_seed=settings.seed,
+    )
 
 
 def accuracy(targets, logits):
@@ -141,8 +138,8 @@ def train_privately(settings, model, data, validation, **compile_arguments):
     Returns:
         The Keras `History`.
     """
-    plan = make_plan(settings, len(data[1]))
-    model.compile(optimizer=plan.optimizer, **compile_arguments)
+    plan = private_run.make_plan(settings, len(data[1]))
+    model.compile(optimizer=make_optimizer(settings, plan), **compile_arguments)
     history = private_run.fit(settings, plan, model, data, validation)
     if settings.output_dir is not None:
         _plot(settings, history, plan.sampling.steps_per_epoch, plan.delta)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from absl import app, flags
 import image_models
+import private_run
 
 import dice_tf
 
@@ -74,6 +75,7 @@ class Settings(NamedTuple):
     epsilon: float | None
     noise_multiplier: float | None
     delta: float
+    accountant: str
     l2_norm_clip: float
     error_norm_clip: float
     batch_size: int
@@ -146,6 +148,7 @@ def define_flags(flag_values):
         "divided by l2_norm_clip.",
         **options,
     )
+    private_run.define_accountant(flag_values)
     flags.DEFINE_float("error_norm_clip", None, "Threshold C2. Default: l2_norm_clip.", **options)
     flags.DEFINE_enum(
         "sampling",

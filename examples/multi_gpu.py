@@ -29,7 +29,6 @@ import private_run
 import tensorflow as tf
 
 import dice_tf
-from dice_tf import accounting
 
 
 class Clock(keras.callbacks.Callback):
@@ -64,30 +63,23 @@ def make_strategy(logical_cpus):
 
 
 def make_plan(settings, num_examples):
-    """Returns the sampling and the optimizer, with noise for the budget asked for.
+    """Returns the `dice_tf.PrivacyPlan` of a run, whatever the number of devices.
 
     Args:
         settings: Parsed flags.
         num_examples: Int, number of training images.
-
-    Returns:
-        `private_run.Plan`.
     """
     defaults = image_classifier_flags.DEFAULTS[settings.dataset]
-    batch_size = settings.batch_size or defaults.batch_size
-    sampling = dice_tf.CyclicPoissonSampling(num_examples, batch_size)
-    steps = sampling.steps(settings.epochs or defaults.epochs)
-    noise_multiplier = accounting.calibrate_noise_multiplier(
-        settings.epsilon, defaults.delta, sampling, steps
+    return dice_tf.PrivacyPlan(
+        num_examples=num_examples,
+        batch_size=settings.batch_size or defaults.batch_size,
+        epochs=settings.epochs or defaults.epochs,
+        target_epsilon=settings.epsilon,
+        delta=defaults.delta,
+        accountant=settings.accountant,
+        # The defaults were chosen with one step of feedback.
+        feedback_steps=1,
     )
-    optimizer = dice_tf.DiceSGDOptimizer(
-        defaults.learning_rate,
-        momentum=defaults.momentum,
-        l2_norm_clip=defaults.l2_norm_clip,
-        noise_multiplier=noise_multiplier,
-        expected_batch_size=batch_size,
-    )
-    return private_run.Plan(sampling, optimizer, steps, defaults.delta)
 
 
 def run(settings):
@@ -102,23 +94,28 @@ def run(settings):
     strategy = make_strategy(settings.logical_cpus)
     replicas = strategy.num_replicas_in_sync
     data = image_datasets.load_images(settings.dataset, settings.data_dir)
+    plan = make_plan(settings, len(data.x_train))
+    defaults = image_classifier_flags.DEFAULTS[settings.dataset]
     # What training keeps is made in the scope, so that each device has its copy.
     with strategy.scope():
-        plan = make_plan(settings, len(data.x_train))
         model = image_models.build_model(settings.dataset, data.x_train.shape[1:], data.num_classes)
+        optimizer = dice_tf.DiceSGDOptimizer(
+            defaults.learning_rate,
+            momentum=defaults.momentum,
+            l2_norm_clip=defaults.l2_norm_clip,
+            plan=plan,
+        )
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(plan.optimizer, loss, metrics=["accuracy"])
-        epochs = plan.steps // plan.sampling.steps_per_epoch
-        batches = plan.sampling.dataset(data.x_train, data.y_train, planned_epochs=epochs)
+        model.compile(optimizer, loss, metrics=["accuracy"])
+        batches = plan.dataset(data.x_train, data.y_train)
 
-    batch = plan.sampling.expected_batch_size
+    batch = plan.batch_size
     print(f"{replicas} device(s): {', '.join(strategy.extended.worker_devices)}")
     print(f"Expected batch: {batch} images, {batch / replicas:g} on each device.")
-    private_run.print_privacy_parameters(plan)
+    print(f"\n{plan}\n", flush=True)
 
-    clock = Clock()
-    budget = dice_tf.EpsilonCallback(plan.sampling, plan.delta, target_epsilon=settings.epsilon)
-    history = model.fit(batches, epochs=epochs, callbacks=[budget, clock], verbose=2)
+    budget, clock = plan.callback(), Clock()
+    history = model.fit(batches, epochs=plan.epochs, callbacks=[budget, clock], verbose=2)
     evaluated = model.evaluate(data.x_test, data.y_test, batch_size=512, verbose=0)
     print(f"Accuracy on {len(data.x_test)} test images: {evaluated[1]:.4f}")
     seconds = clock.seconds[1:] or clock.seconds
@@ -140,6 +137,7 @@ def define_flags(flag_values):
     names = list(image_classifier_flags.DEFAULTS)
     flags.DEFINE_enum("dataset", "digits", names, "Data set.", **options)
     flags.DEFINE_float("epsilon", 8.0, "Privacy budget, from which the noise follows.", **options)
+    private_run.define_accountant(flag_values)
     for name, text in (
         ("batch_size", "Expected batch size over all devices."),
         ("epochs", "Number of epochs."),

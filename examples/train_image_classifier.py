@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains an image classifier with differential privacy, from data set to statement.
 
-What it shows: a stock Keras model and loss, `compile` with a private optimizer, `fit` on
-Poisson-sampled batches, epsilon in the progress bar, noise calibrated to a privacy
-budget, and a statement of the guarantee that results.
+What it shows: a plan for a privacy budget, a stock Keras model and loss, `compile` with a
+private optimizer, `fit` on Poisson-sampled batches, epsilon in the progress bar, and a
+statement of the guarantee that results.
 
     python examples/train_image_classifier.py
     python examples/train_image_classifier.py --dataset=fashion_mnist
@@ -49,27 +49,22 @@ import private_run
 import tensorflow as tf
 
 
-def make_plan(settings, num_examples):
-    """Returns the sampling and the optimizer, with noise for the budget asked for.
+def make_optimizer(settings, plan):
+    """Returns the private optimizer.
 
     Args:
         settings: `Settings` of the flags.
-        num_examples: Int, number of training images.
-
-    Returns:
-        `private_run.Plan`.
+        plan: `dice_tf.PrivacyPlan`.
     """
-
-    def make_optimizer(steps, **arguments):
-        del steps  # The learning rate is constant.
-        return image_classifier_flags.PRIVATE_OPTIMIZERS[settings.optimizer](
-            learning_rate=settings.learning_rate,
-            momentum=settings.momentum,
-            rescale_to_unit_norm=settings.rescale_to_unit_norm,
-            **arguments,
-        )
-
-    return private_run.make_plan(settings, num_examples, make_optimizer)
+    return image_classifier_flags.PRIVATE_OPTIMIZERS[settings.optimizer](
+        learning_rate=settings.learning_rate,
+        momentum=settings.momentum,
+        l2_norm_clip=settings.l2_norm_clip,
+        plan=plan,
+        rescale_to_unit_norm=settings.rescale_to_unit_norm,
+        chunk_size=settings.chunk_size,
+        noise_seed=settings.seed,
+    )
 
 
 def train_privately(settings, data, model):
@@ -83,8 +78,8 @@ def train_privately(settings, data, model):
     Returns:
         The Keras `History`.
     """
-    plan = make_plan(settings, len(data.x_train))
-    compile_model(model, plan.optimizer)
+    plan = private_run.make_plan(settings, len(data.x_train))
+    compile_model(model, make_optimizer(settings, plan))
     train, test = (data.x_train, data.y_train), (data.x_test, data.y_test)
     history = private_run.fit(settings, plan, model, train, test)
     if settings.output_dir is not None:

@@ -8,17 +8,17 @@ import pathlib
 import sys
 
 from absl import app, flags
-import dp_accounting
-from dp_accounting import rdp
 import numpy as np
 import pytest
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[1] / "examples"
 sys.path.insert(0, str(EXAMPLES))
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import compare
 import comparison_report
 import comparison_tasks
+from dp_accounting_oracle import TOLERANCE, composed_epsilon
 import scattering
 import trial_log
 
@@ -37,36 +37,41 @@ def parse(*arguments):
     return values
 
 
-def epsilon_of(trial, optimizer, steps, task):
+def epsilon_of(trial, optimizer, steps, task, accountant):
     """Epsilon of a trial, by dp_accounting alone."""
     mechanism, s, batch = optimizer.mechanism, trial.feedback_steps, task.batch_size
     # Over one round an example moves s + 1 directions: its head once, 1/s of its residual s times.
     influence = math.hypot(mechanism.l2_norm_clip, mechanism.error_norm_clip / math.sqrt(max(s, 1)))
-    gaussian = dp_accounting.GaussianDpEvent(mechanism.noise_stddev * batch / influence)
-    event = dp_accounting.PoissonSampledDpEvent((s + 1) * batch / len(task.train[0]), gaussian)
-    orders = np.concatenate([1 + np.arange(1, 100) / 10, np.arange(11, 64)])
+    probability, noise = (s + 1) * batch / len(task.train[0]), mechanism.noise_stddev * batch
     rounds = math.ceil(steps / (s + 1))
-    return rdp.RdpAccountant(orders).compose(event, rounds).get_epsilon(task.delta)
+    return composed_epsilon(probability, noise / influence, rounds, task.delta, accountant)
 
 
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
 @pytest.mark.parametrize("method", comparison_report.METHODS)
-def test_every_trial_has_the_same_proven_epsilon(task, method):
+def test_every_trial_has_the_same_proven_epsilon(task, method, accountant):
+    tested = set()
     for trial in compare.draw_trials(method, 3.0, task, range(8)):
-        _, optimizer, steps = compare.plan(trial, task)
-        assert steps == 4 * 12  # As many for all, or length would be tuned as well.
-        assert 2.95 < epsilon_of(trial, optimizer, steps, task) <= 3.0005
+        plan, optimizer = compare.plan_trial(trial, task, accountant)
+        assert plan.steps == 4 * 12  # As many for all, or length would be tuned as well.
+        assert plan.sampling.seed == trial.seed
+        assert 2.95 < plan.epsilon() <= 3.0
         mechanism = optimizer.mechanism
+        if trial.feedback_steps not in tested:
+            epsilon = epsilon_of(trial, optimizer, plan.steps, task, accountant)
+            assert plan.epsilon() == pytest.approx(epsilon, rel=TOLERANCE[accountant])
+            tested.add(trial.feedback_steps)
         total = mechanism.l2_norm_clip + mechanism.error_norm_clip
         np.testing.assert_allclose(total, trial.clip, rtol=1e-12)
         assert (mechanism.error_norm_clip == 0) == (method == "DP-SGD")
 
 
-def test_golden_noise(task):
+def test_golden_noise_of_the_recorded_results(task):
     noise = {}
-    for trial in compare.draw_trials("DiceSGD", 3.0, task, range(8)):
-        noise[trial.feedback_steps] = compare.plan(trial, task)[1].mechanism.noise_multiplier
-    trial = compare.draw_trials("DP-SGD", 3.0, task, [0])[0]
-    noise[0] = compare.plan(trial, task)[1].mechanism.noise_multiplier
+    for method in comparison_report.METHODS:
+        for trial in compare.draw_trials(method, 3.0, task, range(8)):
+            plan, _ = compare.plan_trial(trial, task, "rdp")
+            noise[trial.feedback_steps] = plan.noise_multiplier
     assert noise == pytest.approx(GOLDEN_NOISE, abs=1e-3)
 
 

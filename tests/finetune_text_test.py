@@ -12,8 +12,6 @@ import sys
 import types
 
 from absl import app, flags
-import dp_accounting
-from dp_accounting import rdp
 import keras
 import keras_hub
 import numpy as np
@@ -24,7 +22,9 @@ import tensorflow_datasets as tfds
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[1] / "examples"
 sys.path.insert(0, str(EXAMPLES))
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
+from dp_accounting_oracle import TOLERANCE, composed_epsilon
 import finetune_text
 import private_run
 import text_datasets
@@ -46,23 +46,11 @@ def parse(*arguments):
     return text_finetuning_flags.settings_from(values)
 
 
-def parameters(*arguments, num_examples=NUM_E2E):
-    plan = finetune_text.make_plan(parse(*arguments), num_examples)
-    return private_run.privacy_parameters(plan)
-
-
-def printed_parameters(text):
-    return dict(re.findall(r"^  (\w+): (.+)$", text, flags=re.MULTILINE))
-
-
-def composed_epsilon(probability, noise_multiplier, rounds, delta):
-    """Epsilon of Poisson-subsampled Gaussians, by dp_accounting alone."""
-    event = dp_accounting.GaussianDpEvent(noise_multiplier)
-    if probability < 1:
-        event = dp_accounting.PoissonSampledDpEvent(probability, event)
-    orders = np.concatenate([1 + np.arange(1, 100) / 10, np.arange(11, 64)])
-    accountant = rdp.RdpAccountant(orders).compose(event, rounds)
-    return accountant.get_epsilon(delta)
+def planned(*arguments, num_examples=NUM_E2E):
+    """Returns the plan of a command, and the mechanism of its optimizer."""
+    settings = parse(*arguments)
+    plan = private_run.make_plan(settings, num_examples)
+    return plan, finetune_text.make_optimizer(settings, plan).mechanism
 
 
 # Sensitivities in units of C1 = C2: what one example can move.
@@ -74,37 +62,45 @@ def composed_epsilon(probability, noise_multiplier, rounds, delta):
         (["--sampling=poisson"], 1000 / NUM_E2E, 340, 2.0),
         (["--sampling=shuffled"], 1.0, 10, 2.0),
         (["--optimizer=dp_adam"], 1000 / NUM_E2E, 340, 1.0),
+        (["--accountant=rdp"], 2 * 1000 / NUM_E2E, 170, math.sqrt(2)),
     ],
-    ids=["cyclic", "poisson", "shuffled", "dp_adam"],
+    ids=["cyclic", "poisson", "shuffled", "dp_adam", "rdp"],
 )
-def test_printed_epsilon_is_that_of_dp_accounting(arguments, probability, rounds, sensitivity):
-    printed = parameters("--noise_multiplier=1.5", *arguments)
-    expected = composed_epsilon(probability, 1.5 / sensitivity, rounds, 8e-6)
-    assert printed["epsilon"] == pytest.approx(expected, rel=1e-9)
-    assert printed["sampling_probability"] == pytest.approx(probability)
-    assert printed["rounds"] == rounds
-    assert printed["noise_stddev"] == pytest.approx(1.5 * printed["l2_norm_clip"] / 1000)
+def test_epsilon_is_that_of_dp_accounting(arguments, probability, rounds, sensitivity):
+    plan, mechanism = planned("--noise_multiplier=1.5", *arguments)
+    assert plan.accountant == ("rdp" if "--accountant=rdp" in arguments else "pld")
+    expected = composed_epsilon(probability, 1.5 / sensitivity, rounds, 8e-6, plan.accountant)
+    assert plan.epsilon() == pytest.approx(expected, rel=TOLERANCE[plan.accountant])
+    assert plan.sampling.sampling_probability == pytest.approx(probability)
+    assert plan.sampling.rounds(plan.steps) == rounds
+    assert mechanism.noise_stddev == pytest.approx(1.5 * mechanism.l2_norm_clip / 1000)
 
 
 def test_plain_command_has_the_privacy_of_the_paper():
-    printed = parameters()
-    assert 7.99 < printed["epsilon"] <= 8 and printed["delta"] == 8e-6
-    assert (printed["expected_batch_size"], printed["steps"]) == (1000, 340)
-    assert printed["neighbouring_relation"] == "add_or_remove_one"
+    plan, _ = planned()
+    assert 7.99 < plan.epsilon() <= 8 and plan.delta == 8e-6
+    assert (plan.batch_size, plan.steps) == (1000, 340)
 
 
 def test_classifier_has_the_privacy_of_its_defaults():
     default = text_finetuning_flags.DEFAULTS["classify"]
-    printed = parameters("--task=classify", num_examples=default.num_examples)
-    assert 7.99 < printed["epsilon"] <= 8 and printed["delta"] == 1e-5
-    tight = parameters("--task=classify", "--epsilon=1", num_examples=default.num_examples)
-    assert 0.99 < tight["epsilon"] <= 1
+    plan, _ = planned("--task=classify", num_examples=default.num_examples)
+    assert 7.99 < plan.epsilon() <= 8 and plan.delta == 1e-5
+    tight, _ = planned("--task=classify", "--epsilon=1", num_examples=default.num_examples)
+    assert 0.99 < tight.epsilon() <= 1
 
 
 def test_dp_adam_passes_on_as_much_of_a_gradient_by_default():
-    dice, dp = parameters(), parameters("--optimizer=dp_adam")
-    assert dp["error_norm_clip"] == 0
-    assert dp["l2_norm_clip"] == dice["l2_norm_clip"] + dice["error_norm_clip"]
+    (_, dice), (_, dp) = planned(), planned("--optimizer=dp_adam")
+    assert dp.error_norm_clip == 0
+    assert dp.l2_norm_clip == dice.l2_norm_clip + dice.error_norm_clip
+
+
+def test_learning_rate_ends_with_the_plan():
+    settings = parse("--noise_multiplier=1")
+    plan = private_run.make_plan(settings, NUM_E2E)
+    schedule = finetune_text.make_optimizer(settings, plan)._learning_rate
+    assert float(schedule(339)) > 0 == float(schedule(340))
 
 
 @pytest.mark.parametrize(
@@ -127,12 +123,16 @@ def test_contradicting_flags_are_refused(arguments, message):
     [
         (["--delta=0.01"], "`delta` must be below 1/N = 1/33525"),
         (["--batch_size=30000"], "expected_batch_size"),
-        (["--l2_norm_clip=0"], "l2_norm_clip"),
     ],
 )
 def test_impossible_privacy_parameters_are_refused(arguments, message):
     with pytest.raises(dice_tf.errors.DicePrivacyError, match=message):
-        parameters(*arguments)
+        planned(*arguments)
+
+
+def test_no_threshold_is_refused():
+    with pytest.raises(app.UsageError, match="--l2_norm_clip=0"):
+        planned("--l2_norm_clip=0")
 
 
 def test_learning_rate_warms_up_and_falls_to_zero():
@@ -334,23 +334,25 @@ def run_tiny(*arguments):
 def test_classifier_trains_adapters_and_reports(wordnet, tmp_path, capsys):
     history = run_tiny(
         "--task=classify", "--lora_rank=2", "--num_examples=64", "--delta=1e-3",
+        "--noise_multiplier=1.25",
         f"--wordnet_dir={wordnet}", f"--output_dir={tmp_path / 'out'}",
     )  # fmt: skip
     output = capsys.readouterr().out
-    printed = printed_parameters(output)
     # 2 cycles of 2 groups in each of 2 epochs.
-    scale = float(printed["noise_multiplier"]) / math.sqrt(2)
-    assert float(printed["epsilon"]) == pytest.approx(composed_epsilon(0.5, scale, 4, 1e-3))
+    expected = composed_epsilon(0.5, 1.25 / math.sqrt(2), 4, 1e-3)
+    rounded = f"{math.ceil(1000 * expected) / 1000:.3f}"
+    assert re.search(rf"^  epsilon +{rounded} by PLD, the accountant of this plan", output, re.M)
     assert f"Accuracy on 16 test texts: {history.history['val_accuracy'][-1]:.4f}" in output
     trained, of = map(int, re.search(r"(\d+) of (\d+) weights are trained", output).groups())
     assert trained < of / 5
     with open(tmp_path / "out" / "training.csv", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["epoch"] for row in rows] == ["0", "1"]
-    assert float(rows[-1]["epsilon"]) == pytest.approx(float(printed["epsilon"]), rel=1e-6)
+    assert float(rows[-1]["epsilon"]) == pytest.approx(expected, rel=1e-4)
     assert (tmp_path / "out" / "training.png").read_bytes().startswith(b"\x89PNG")
     statement = (tmp_path / "out" / "privacy_statement.txt").read_text(encoding="utf-8")
     assert "64" in statement and "NOT secret" not in statement
+    assert f"epsilon = {rounded} (PLD accountant)" in " ".join(statement.split())
 
 
 def test_language_model_trains_writes_and_is_scored(tmp_path, capsys):
@@ -368,10 +370,9 @@ def test_language_model_trains_writes_and_is_scored(tmp_path, capsys):
     assert trained == of
     assert "private only while nobody knows it" in output
     assert re.search(r"Loss per token on 3 test texts: \d", output)
-    printed = printed_parameters(output)
-    assert printed["num_examples"] == "40"
+    assert "40 examples, 16 expected in a batch" in output
     # The model of keras-hub maps the batches, which must still count as drawn by the sampling.
-    assert history.history["epsilon"][-1] == pytest.approx(float(printed["epsilon"]))
+    assert 7.99 < history.history["epsilon"][-1] <= 8
     with open(tmp_path / "generated.csv", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["input"] for row in rows] == ["name[A]", "name[B]"]

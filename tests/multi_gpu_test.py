@@ -11,16 +11,15 @@ import subprocess
 import sys
 
 from absl import flags
-import dp_accounting
-from dp_accounting import rdp
 import numpy as np
 import pytest
 
 TESTS = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(TESTS.parent / "examples"))
+sys.path.insert(0, str(TESTS))
 
+from dp_accounting_oracle import TOLERANCE, composed_epsilon
 import multi_gpu
-import private_run
 
 NUM_DIGITS = 1437
 
@@ -32,19 +31,10 @@ def parse(*arguments):
     return values
 
 
-def epsilon_of(printed):
-    """Epsilon from printed parameters, by dp_accounting alone."""
-    number = lambda name: float(printed[name])
-    sensitivity = math.hypot(number("l2_norm_clip"), number("error_norm_clip"))
-    noise = number("noise_stddev") * number("expected_batch_size") / sensitivity
-    groups = number("num_groups")
-    event = dp_accounting.PoissonSampledDpEvent(
-        groups * number("expected_batch_size") / number("num_examples"),
-        dp_accounting.GaussianDpEvent(noise),
-    )
-    orders = np.concatenate([1 + np.arange(1, 100) / 10, np.arange(11, 64)])
-    accountant = rdp.RdpAccountant(orders).compose(event, math.ceil(number("steps") / groups))
-    return accountant.get_epsilon(number("delta"))
+def epsilon_of(batch_size, noise_multiplier, rounds, accountant="pld"):
+    """Epsilon of two groups in turns with C1 = C2, by dp_accounting alone."""
+    probability = 2 * batch_size / NUM_DIGITS
+    return composed_epsilon(probability, noise_multiplier / math.sqrt(2), rounds, 1e-4, accountant)
 
 
 @pytest.fixture(scope="module")
@@ -66,25 +56,33 @@ def printed(tmp_path_factory):
     return process.stdout.split("NEXT\n")
 
 
-@pytest.mark.parametrize("arguments", [(), ("--epsilon=3", "--batch_size=100", "--epochs=7")])
-def test_epsilon_is_that_of_dp_accounting_on_any_number_of_devices(arguments):
+@pytest.mark.parametrize(
+    ("arguments", "batch_size", "rounds"),
+    [
+        ((), 256, 120),
+        (("--epsilon=3", "--batch_size=100", "--epochs=7"), 100, 49),
+        (("--accountant=rdp",), 256, 120),
+    ],
+)
+def test_epsilon_is_that_of_dp_accounting_on_any_number_of_devices(arguments, batch_size, rounds):
     settings = parse(*arguments)
-    parameters = private_run.privacy_parameters(multi_gpu.make_plan(settings, NUM_DIGITS))
-    assert settings.epsilon - 0.01 < parameters["epsilon"] <= settings.epsilon
-    assert parameters["epsilon"] == pytest.approx(epsilon_of(parameters), rel=1e-9)
+    plan = multi_gpu.make_plan(settings, NUM_DIGITS)
+    assert settings.epsilon - 0.01 < plan.epsilon() <= settings.epsilon
+    expected = epsilon_of(batch_size, plan.noise_multiplier, rounds, settings.accountant)
+    assert plan.epsilon() == pytest.approx(expected, rel=TOLERANCE[settings.accountant])
 
 
 def test_script_trains_on_two_devices_and_reports(printed):
     printed = printed[0]
-    parameters = dict(re.findall(r"^  (\w+): (.+)$", printed, re.MULTILINE))
-    assert (parameters["expected_batch_size"], parameters["steps"]) == ("481", "4")
-    assert float(parameters["epsilon"]) == pytest.approx(epsilon_of(parameters), rel=1e-9)
-    assert 4.9 < float(parameters["epsilon"]) <= 5.0
+    plan = multi_gpu.make_plan(parse("--batch_size=481", "--epochs=2", "--epsilon=5"), NUM_DIGITS)
+    assert str(plan) in printed and plan.steps == 4
+    epsilon = float(re.search(r"^epsilon: (\S+) at delta=0.0001 after 4 steps$", printed, re.M)[1])
+    assert epsilon == pytest.approx(epsilon_of(481, plan.noise_multiplier, 2), rel=1e-4)
+    assert 4.9 < epsilon <= 5.0
     assert "2 device(s): " in printed
     assert "Expected batch: 481 images, 240.5 on each device." in printed
     throughput = re.search(r"^Throughput: (\d+) images per second on 2 device", printed, re.M)
     assert int(throughput[1]) > 0
-    assert f"epsilon: {parameters['epsilon']} at delta=0.0001 after 4 steps" in printed
 
 
 def test_image_classifier_trains_the_same_on_two_devices(printed):

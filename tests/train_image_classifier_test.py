@@ -11,15 +11,15 @@ import subprocess
 import sys
 
 from absl import app, flags
-import dp_accounting
-from dp_accounting import rdp
 import keras
 import numpy as np
 import pytest
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[1] / "examples"
 sys.path.insert(0, str(EXAMPLES))
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
+from dp_accounting_oracle import TOLERANCE, composed_epsilon
 import image_classifier_flags
 import image_datasets
 import image_models
@@ -39,23 +39,11 @@ def parse(*arguments):
     return image_classifier_flags.settings_from(values)
 
 
-def parameters(*arguments, num_examples=NUM_DIGITS):
-    plan = train_image_classifier.make_plan(parse(*arguments), num_examples)
-    return private_run.privacy_parameters(plan)
-
-
-def printed_parameters(text):
-    return dict(re.findall(r"^  (\w+): (.+)$", text, flags=re.MULTILINE))
-
-
-def composed_epsilon(probability, noise_multiplier, rounds, delta):
-    """Epsilon of Poisson-subsampled Gaussians, by dp_accounting alone."""
-    event = dp_accounting.GaussianDpEvent(noise_multiplier)
-    if probability < 1:
-        event = dp_accounting.PoissonSampledDpEvent(probability, event)
-    orders = np.concatenate([1 + np.arange(1, 100) / 10, np.arange(11, 64)])
-    accountant = rdp.RdpAccountant(orders).compose(event, rounds)
-    return accountant.get_epsilon(delta)
+def planned(*arguments, num_examples=NUM_DIGITS):
+    """Returns the plan of a command, and the mechanism of its optimizer."""
+    settings = parse(*arguments)
+    plan = private_run.make_plan(settings, num_examples)
+    return plan, train_image_classifier.make_optimizer(settings, plan).mechanism
 
 
 # Sensitivities in units of C1 = C2: what one example can move.
@@ -70,11 +58,12 @@ def composed_epsilon(probability, noise_multiplier, rounds, delta):
         (["--sampling=poisson"], 240 / NUM_DIGITS, 30, 2.0),
         (["--sampling=shuffled"], 1.0, 5, 2.0),
         (["--optimizer=dp_sgd"], 240 / NUM_DIGITS, 30, 1.0),
+        (["--accountant=rdp"], 2 * 240 / NUM_DIGITS, 15, math.sqrt(2)),
     ],
-    ids=["cyclic", "three groups", "poisson", "shuffled", "dp_sgd"],
+    ids=["cyclic", "three groups", "poisson", "shuffled", "dp_sgd", "rdp"],
 )
-def test_printed_epsilon_is_that_of_dp_accounting(arguments, probability, rounds, sensitivity):
-    printed = parameters(
+def test_epsilon_is_that_of_dp_accounting(arguments, probability, rounds, sensitivity):
+    plan, mechanism = planned(
         "--noise_multiplier=4",
         "--batch_size=240",
         "--epochs=5",
@@ -82,23 +71,21 @@ def test_printed_epsilon_is_that_of_dp_accounting(arguments, probability, rounds
         "--delta=1e-5",
         *arguments,
     )
-    expected = composed_epsilon(probability, 4 / sensitivity, rounds, 1e-5)
-    assert printed["epsilon"] == pytest.approx(expected, rel=1e-9)
-    assert printed["sampling_probability"] == pytest.approx(probability)
-    assert printed["rounds"] == rounds
-    assert printed["noise_stddev"] == pytest.approx(4 * 0.3 / 240)
+    assert plan.accountant == ("rdp" if "--accountant=rdp" in arguments else "pld")
+    expected = composed_epsilon(probability, 4 / sensitivity, rounds, 1e-5, plan.accountant)
+    assert plan.epsilon() == pytest.approx(expected, rel=TOLERANCE[plan.accountant])
+    assert plan.sampling.sampling_probability == pytest.approx(probability)
+    assert plan.sampling.rounds(plan.steps) == rounds
+    assert mechanism.noise_stddev == pytest.approx(4 * 0.3 / 240)
 
 
-def test_printed_parameters_are_enough_to_compute_epsilon():
-    printed = parameters("--noise_multiplier=3", "--error_norm_clip=0.4", "--l2_norm_clip=0.3")
-    sensitivity = math.hypot(printed["l2_norm_clip"], printed["error_norm_clip"])
-    expected = composed_epsilon(
-        printed["num_groups"] * printed["expected_batch_size"] / printed["num_examples"],
-        printed["noise_stddev"] * printed["expected_batch_size"] / sensitivity,
-        math.ceil(printed["steps"] / printed["num_groups"]),
-        printed["delta"],
-    )
-    assert printed["epsilon"] == pytest.approx(expected, rel=1e-9)
+def test_plan_counts_other_thresholds_for_the_residual():
+    plan, mechanism = planned("--noise_multiplier=3", "--error_norm_clip=0.4", "--l2_norm_clip=0.3")
+    assert (mechanism.l2_norm_clip, mechanism.error_norm_clip) == pytest.approx((0.3, 0.4))
+    # By hand: thresholds of 0.3 and 0.4, 120 cycles of 2 groups, batches of 256.
+    assert mechanism.noise_stddev == pytest.approx(3 * 0.3 / 256)
+    expected = composed_epsilon(512 / NUM_DIGITS, 3 * 0.3 / 0.5, 120, 1e-4)
+    assert plan.steps == 240 and plan.epsilon() == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -106,29 +93,36 @@ def test_printed_parameters_are_enough_to_compute_epsilon():
     [("dice_sgd", "cyclic"), ("dice_sgd", "shuffled"), ("dp_sgd", "poisson")],
 )
 def test_noise_is_calibrated_to_the_budget(optimizer, sampling):
-    printed = parameters(f"--optimizer={optimizer}", f"--sampling={sampling}", "--epsilon=3.5")
-    assert 3.49 < printed["epsilon"] <= 3.5
+    plan, _ = planned(f"--optimizer={optimizer}", f"--sampling={sampling}", "--epsilon=3.5")
+    assert 3.49 < plan.epsilon() <= 3.5
 
 
 def test_plain_command_is_private_at_the_promised_level():
-    printed = parameters()
-    assert printed["epsilon"] <= 8
-    assert printed["delta"] == 1e-4
-    assert printed["neighbouring_relation"] == "add_or_remove_one"
+    plan, mechanism = planned()
+    # Both thresholds are one size.
+    expected = composed_epsilon(512 / NUM_DIGITS, plan.noise_multiplier / math.sqrt(2), 120, 1e-4)
+    assert expected == pytest.approx(plan.epsilon(), rel=1e-4)
+    assert 7.99 < plan.epsilon() <= 8 and plan.delta == 1e-4
+    assert (mechanism.feedback_steps, plan.feedback_steps) == (1, 1)
+    # The accountant of TF-Privacy asks for more noise.
+    by_rdp, _ = planned("--accountant=rdp")
+    assert by_rdp.noise_multiplier > 1.05 * plan.noise_multiplier
 
 
 def test_setting_of_the_paper_is_the_default_of_the_transformer_on_cifar():
     arguments = ("--dataset=cifar10", "--model=vit")
-    plan = train_image_classifier.make_plan(parse(*arguments), 50_000)
-    printed = private_run.privacy_parameters(plan)
-    assert (printed["steps"], printed["expected_batch_size"], printed["delta"]) == (150, 1000, 1e-5)
-    assert 1.99 < printed["epsilon"] <= 2.0
+    plan, _ = planned(*arguments, num_examples=50_000)
+    assert (plan.steps, plan.batch_size, plan.delta) == (150, 1000, 1e-5)
+    assert 1.99 < plan.epsilon() <= 2.0
     # Every other step may hold an example, of one group of two, with probability 2 * 1000 / 50000.
-    expected = composed_epsilon(0.04, printed["noise_multiplier"] / math.sqrt(2), 75, 1e-5)
-    assert printed["epsilon"] == pytest.approx(expected, rel=1e-9)
-    assert printed["noise_multiplier"] == pytest.approx(1.7003, rel=1e-3)
+    expected = composed_epsilon(0.04, plan.noise_multiplier / math.sqrt(2), 75, 1e-5)
+    assert plan.epsilon() == pytest.approx(expected, rel=1e-4)
+    assert plan.noise_multiplier == pytest.approx(1.5715, rel=1e-3)
+    by_rdp, _ = planned(*arguments, "--accountant=rdp", num_examples=50_000)
+    assert by_rdp.noise_multiplier == pytest.approx(1.7003, rel=1e-3)
     # The step size of the ablation: in units of the threshold.
-    assert plan.optimizer.rescale_to_unit_norm
+    optimizer = train_image_classifier.make_optimizer(parse(*arguments), plan)
+    assert optimizer.rescale_to_unit_norm and optimizer.chunk_size == 100
     assert parse("--dataset=cifar100", "--model=vit")[2:] == parse(*arguments)[2:]
     assert parse(*arguments).preset == "vit_base_patch16_224_imagenet"
 
@@ -144,10 +138,17 @@ def test_rescaled_steps_are_as_long_at_the_default_threshold():
 
 
 def test_dp_sgd_passes_on_as_much_of_a_gradient_by_default():
-    dice, dp = parameters(), parameters("--optimizer=dp_sgd")
-    assert dp["error_norm_clip"] == 0
-    assert dp["l2_norm_clip"] == dice["l2_norm_clip"] + dice["error_norm_clip"]
-    assert parameters("--optimizer=dp_sgd", "--l2_norm_clip=0.7")["l2_norm_clip"] == 0.7
+    (_, dice), (_, dp) = planned(), planned("--optimizer=dp_sgd")
+    assert dp.error_norm_clip == 0
+    assert dp.l2_norm_clip == dice.l2_norm_clip + dice.error_norm_clip
+    assert planned("--optimizer=dp_sgd", "--l2_norm_clip=0.7")[1].l2_norm_clip == 0.7
+
+
+@pytest.mark.parametrize("clip", ["0", "-1"])
+def test_no_threshold_is_refused(clip):
+    for optimizer in ("dice_sgd", "dp_sgd"):
+        with pytest.raises(app.UsageError, match=f"--l2_norm_clip={float(clip)}"):
+            planned(f"--optimizer={optimizer}", f"--l2_norm_clip={clip}")
 
 
 @pytest.mark.parametrize(
@@ -171,14 +172,14 @@ def test_contradicting_flags_are_refused(arguments, message):
     [
         (["--epsilon=-1"], "target_epsilon"),
         (["--delta=0.01"], "`delta` must be below 1/N = 1/1437"),
-        (["--l2_norm_clip=0"], "l2_norm_clip"),
+        (["--l2_norm_clip=nan"], "error_norm_clip_ratio"),
         (["--batch_size=1000"], "expected_batch_size"),
         (["--noise_multiplier=-2"], "noise_multiplier"),
     ],
 )
 def test_impossible_privacy_parameters_are_refused(arguments, message):
     with pytest.raises(dice_tf.errors.DicePrivacyError, match=message):
-        parameters(*arguments)
+        planned(*arguments)
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +195,7 @@ def test_script_trains_and_reports(data_dir, tmp_path):
             str(EXAMPLES / "train_image_classifier.py"),
             f"--data_dir={data_dir}",
             f"--output_dir={output_dir}",
+            "--noise_multiplier=3",
             *TINY,
         ],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -202,29 +204,28 @@ def test_script_trains_and_reports(data_dir, tmp_path):
         check=False,
     )
     assert script.returncode == 0, script.stderr
-    printed = printed_parameters(script.stdout)
-    assert (printed["steps"], printed["expected_batch_size"]) == ("2", "600")
-    sensitivity = math.hypot(float(printed["l2_norm_clip"]), float(printed["error_norm_clip"]))
-    expected = composed_epsilon(
-        float(printed["sampling_probability"]),
-        float(printed["noise_multiplier"]) * float(printed["l2_norm_clip"]) / sensitivity,
-        1,
-        1e-4,
-    )
-    assert float(printed["epsilon"]) == pytest.approx(expected, rel=1e-9)
+    # One cycle of two groups.
+    expected = composed_epsilon(2 * 600 / NUM_DIGITS, 3 / math.sqrt(2), 1, 1e-4)
+    rounded = f"{math.ceil(1000 * expected) / 1000:.3f}"
+    for line in (
+        r"data +1437 examples, 600 expected in a batch",
+        r"steps +2 = 1 epochs of 2 steps",
+        r"noise_multiplier +3",
+        rf"epsilon +{rounded} by PLD, the accountant of this plan; [\d.]+ by RDP",
+    ):
+        assert re.search(f"^  {line}", script.stdout, re.MULTILINE), line
 
     last = script.stdout.splitlines()[-5:]
-    epsilon = (
-        f"({math.ceil(1000 * expected) / 1000:.3f}, 0.0001)-differential privacy after 2 steps"
-    )
+    epsilon = f"({rounded}, 0.0001)-differential privacy after 2 steps"
     assert any(epsilon in line and "added or removed" in line for line in last)
     with open(output_dir / "training.csv", encoding="utf-8") as file:
         (row,) = csv.DictReader(file)
-    assert float(row["epsilon"]) == pytest.approx(expected, rel=1e-6)
+    assert float(row["epsilon"]) == pytest.approx(expected, rel=1e-4)
     assert f"Accuracy on 360 test images: {float(row['val_accuracy']):.4f}" in last[-1]
     assert (output_dir / "training.png").read_bytes().startswith(b"\x89PNG")
     statement = (output_dir / "privacy_statement.txt").read_text(encoding="utf-8")
     assert "1437" in statement and "NOT secret" not in statement
+    assert f"epsilon = {rounded} (PLD accountant)" in " ".join(statement.split())
 
 
 def test_seed_makes_a_run_reproducible_and_says_that_it_is_no_secret(data_dir, tmp_path, capsys):
@@ -235,7 +236,7 @@ def test_seed_makes_a_run_reproducible_and_says_that_it_is_no_secret(data_dir, t
     assert histories[0] == histories[1]
     printed = capsys.readouterr().out
     assert "private only while nobody knows it" in printed
-    assert printed_parameters(printed)["num_examples"] == "1150"
+    assert "1150 examples, 500 expected in a batch" in printed
     assert "Accuracy on 287 held-out training images" in printed
     assert "NOT secret" in (tmp_path / "privacy_statement.txt").read_text(encoding="utf-8")
 
@@ -253,7 +254,7 @@ def test_transformer_trains_on_images_like_those_of_cifar(tmp_path, monkeypatch,
         parse("--dataset=cifar10", "--model=vit", "--preset=random", *arguments)
     )
     printed = capsys.readouterr().out
-    assert printed_parameters(printed)["num_examples"] == "64"
+    assert "64 examples, 16 expected in a batch" in printed
     assert 1.99 < history.history["epsilon"][-1] <= 2.0
     assert np.isfinite(history.history["loss"][-1])
 
