@@ -52,6 +52,7 @@ class PrivateUpdate:
         clipping: str = "flat",
         feedback_steps: int | None = None,
         num_microbatches: int | None = None,
+        rows_per_unit: int | None = None,
         plan: PrivacyPlan | None = None,
         chunk_size: int | None = None,
         gradient_engine: str = "auto",
@@ -73,6 +74,7 @@ class PrivateUpdate:
             clipping=clipping,
             feedback_steps=feedback_steps,
             num_microbatches=num_microbatches,
+            rows_per_unit=rows_per_unit,
         )
         mechanism = DiceMechanism(
             **optimizer_arguments.with_plan(plan, given), noise_is_secret=noise_seed is None
