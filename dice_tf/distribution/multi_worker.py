@@ -199,7 +199,9 @@ def join_workers(sampling):
         return strategy.num_replicas_in_sync
     facts = {name: getattr(sampling, name) for name in ("num_examples", "expected_batch_size")}
     facts.update(sampling=type(sampling).__name__, num_groups=sampling.num_groups)
-    check_same(strategy, facts, {"seed": sampling.seed}, SamplingError)
+    facts.update(rows_per_unit=sampling.rows_per_unit)
+    owners = None if sampling.owners is None else sampling.owners.digest
+    check_same(strategy, facts, {"seed": sampling.seed, "owner_ids": owners}, SamplingError)
     state = sampling._state
     if not state.shared:
         words = [state.entropy >> shift & 0xFFFFFFFF for shift in range(0, 128, 32)]

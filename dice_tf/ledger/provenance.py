@@ -25,6 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from dice_tf.errors import AccountingError, SamplingError
+from dice_tf.ledger import units
 
 # What the record holds, in order. `steps`: steps recorded. `last_group`: group of the
 # last batch, -1 before any and after an unmarked one. `shortest_cycle`: smallest number
@@ -128,8 +129,9 @@ def sampling_name(sampling):
     """
     if not sampling.amplified:
         return UNSEEN - 1 - _digest(sampling.steps_per_epoch)
-    return _digest((type(sampling).__name__, sampling.num_examples,
-                    sampling.expected_batch_size, sampling.num_groups))  # fmt: skip
+    facts = (type(sampling).__name__, sampling.num_examples, sampling.expected_batch_size,
+             sampling.num_groups)  # fmt: skip
+    return _digest(facts if sampling.owners is None else (*facts, sampling.owners.rows_per_owner))
 
 
 def mechanism_name(mechanism):
@@ -270,6 +272,7 @@ def check_mechanism(record, mechanism):
 
     Raises:
         AccountingError: If some steps had another one.
+        SamplingError: If its units have several rows, and steps were on batches of no sampler.
     """
     seen = unpack_record(record)
     if seen["steps"] and seen["mechanism"] != mechanism_name(mechanism):
@@ -281,6 +284,7 @@ def check_mechanism(record, mechanism):
             "and compose both trainings: `accounting.compose_epsilon([(mechanism, sampling, "
             "steps), ...], delta)`."
         )
+    units.check_steps(mechanism, seen["loose_steps"])
 
 
 def check_record(record, iterations, sampling, largest_batch=0):

@@ -137,8 +137,8 @@ class DiceMechanism:
             )
         if self.num_microbatches is not None and self.rows_per_unit > 1:
             raise MechanismError(
-                "Arguments `num_microbatches` and `rows_per_unit` exclude each other: the rows of a "
-                "unit are one example's or one person's, those of a microbatch are anybody's. "
+                "Arguments `num_microbatches` and `rows_per_unit` exclude each other: the rows of "
+                "a unit are one example's or one person's, those of a microbatch are anybody's. "
                 f"Received: num_microbatches={self.num_microbatches}, "
                 f"rows_per_unit={self.rows_per_unit}. Leave one of them out."
             )

@@ -7,6 +7,7 @@ epsilon assumes cannot differ. \(N\) = `num_examples`, \(B\) = `expected_batch_s
 \(m\) = `num_groups`, \(T\) = number of steps.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
 import math
@@ -24,7 +25,9 @@ from dice_tf.errors import SamplingError
 from dice_tf.ledger import admission, provenance
 from dice_tf.sampling import padding, row_order
 from dice_tf.sampling.data_sources import row_fetcher, row_weights
+from dice_tf.sampling.owners import Owners
 from dice_tf.sampling.state import SamplingState, renew_in_forks
+from dice_tf.sampling.views import check_augment, check_views, with_views
 
 # Chance that some draw of the planned run needs a padded size above the smallest one.
 _OVERFLOW_PROBABILITY = 0.1
@@ -41,6 +44,8 @@ class Sampling:
         num_examples: Int >= 1, the size N of the data set. It is declared, never taken
             from a data loader, because the guarantee depends on it.
         expected_batch_size: Int >= 1, the mean number B of examples in a batch.
+        owners: `Owners` of rows, or `None`. With owners, every word about examples is about
+            owners: N and B count them, and whole ones are drawn. Use `of_owners`.
 
     Raises:
         SamplingError: If a value is out of range or values contradict each other.
@@ -48,6 +53,7 @@ class Sampling:
 
     num_examples: int
     expected_batch_size: int
+    owners: Owners | None = dataclasses.field(default=None, kw_only=True, repr=False)
 
     num_groups = 1
     amplified = True
@@ -70,6 +76,12 @@ class Sampling:
                 f"expected_batch_size={self.expected_batch_size}, num_groups={self.num_groups}, "
                 f"num_examples={self.num_examples}."
             )
+        if self.owners is not None and self.owners.count != self.num_examples:
+            raise SamplingError(
+                "With `owners`, `num_examples` is the number of owners. Received: "
+                f"num_examples={self.num_examples} with {self.owners.count} owners. Use "
+                f"`{type(self).__name__}.of_owners(owner_ids, ...)`, which counts them."
+            )
         entropy = secrets.randbits(128) if seed is None else seed
         # Not a field: two objects with equal parameters are equal and account alike.
         object.__setattr__(self, "_state", SamplingState(entropy))
@@ -82,7 +94,58 @@ class Sampling:
 
     def __reduce__(self):
         # Another process draws for itself: with the same entropy it would draw the same batches.
-        return type(self), tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return functools.partial(type(self), **fields), ()
+
+    @classmethod
+    def of_owners(
+        cls, owner_ids: Any, *, expected_batch_size: int, rows_per_owner: int, **arguments: Any
+    ) -> Any:
+        r"""Returns a sampling that draws whole owners: user-level privacy.
+
+        Where an example is drawn otherwise, an owner is: by one coin, into one group. At most
+        k = `rows_per_owner` of its rows take part at a time, other ones each time, drawn
+        without replacement. Their mean gradient is clipped as one (`rows_per_unit=k` of the
+        optimizer), so the guarantee is for all that an owner has in the data, however much.
+
+        Args:
+            owner_ids: One id for every row of the data: ints or strings, a list, an array, a
+                column or a tensor. Windows of a time series have the id of its owner.
+            expected_batch_size: Int >= 1, the mean number B of owners in a batch.
+            rows_per_owner: Int k >= 1, the most rows of an owner in a batch.
+            **arguments: `num_groups` and `seed` of the class.
+
+        Returns:
+            Object of this class; `num_examples` is the number of owners, which counts as
+            public. Its `dataset` takes all rows, in the order of the ids.
+
+        Raises:
+            SamplingError: If ids are not one per row, or a value is out of range.
+
+        Example:
+
+        >>> from dice_tf.sampling import CyclicPoissonSampling
+        >>> ids = np.arange(3000) % 600
+        >>> sampling = CyclicPoissonSampling.of_owners(
+        ...     ids, expected_batch_size=30, rows_per_owner=4, num_groups=2)
+        >>> sampling.num_examples, sampling.rows_per_unit, sampling.steps_per_epoch
+        (600, 4, 20)
+
+        Source: McMahan et al., "Learning Differentially Private Recurrent Language Models",
+        ICLR 2018 (users as the unit); `docs/units.md`.
+        """
+        owners = Owners(owner_ids, rows_per_owner)
+        return cls(owners.count, expected_batch_size, owners=owners, **arguments)
+
+    @property
+    def num_rows(self) -> int:
+        """Int, the number of rows of the data set: of examples, or of all owners."""
+        return self.num_examples if self.owners is None else self.owners.num_rows
+
+    @property
+    def rows_per_unit(self) -> int:
+        """Int, the number of rows of a batch that are one owner's, 1 for examples."""
+        return 1 if self.owners is None else self.owners.rows_per_owner
 
     @property
     def sampling_probability(self) -> float:
@@ -194,7 +257,14 @@ class Sampling:
         return self.num_groups > feedback_steps
 
     def dataset(
-        self, x: Any, y: Any = None, sample_weight: Any = None, planned_epochs: int = 1
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        planned_epochs: int = 1,
+        *,
+        views: int = 1,
+        augment: Callable[[Any], Any] | None = None,
     ) -> tf.data.Dataset:
         r"""Returns the `tf.data.Dataset` of batches that `fit` trains on.
 
@@ -214,7 +284,7 @@ class Sampling:
         same batches, from entropy of the first one, and each takes its shard of them.
 
         Args:
-            x: Features: an array or tensor with `num_examples` rows, a dictionary or tuple
+            x: Features: an array or tensor with `num_rows` rows, a dictionary or tuple
                 of them, or a random-access source of elements, such as
                 `tfds.data_source(...)` or a list of `(features, label)` pairs. A source of
                 other elements gives batches `(element, None, weights)`, to be mapped
@@ -222,18 +292,25 @@ class Sampling:
             y: Targets, arrays of the same kind, or `None`. Keras trains on `y=None`
                 only if the model brings its own loss (`add_loss`, `compute_loss`); an
                 autoencoder passes `y=x`.
-            sample_weight: Finite weights >= 0, shape `[num_examples]`, or a dictionary or
+            sample_weight: Finite weights >= 0, shape `[num_rows]`, or a dictionary or
                 tuple of them for several outputs. `None` means 1, for all or for one output.
             planned_epochs: Int >= 1, for how many epochs it will be used; only the padded size
                 depends on it.
+            views: Int K >= 1, how often each drawn row is shown, one view after the other. They
+                are clipped as one, by an optimizer with `rows_per_unit=K` (times
+                `rows_per_owner`), at no cost in epsilon.
+            augment: Function of features `[rows, ...]`, such as a Keras preprocessing layer or
+                random operations of TensorFlow, called afresh for each view. It must make each
+                row from that row alone; one that is seen to mix them is refused.
 
         Returns:
             Dataset of `(x, y, sample_weight)` with `steps_per_epoch` elements. Tensors
             have a leading dimension of the batch; `sample_weight` is float32.
 
         Raises:
-            SamplingError: If the data contradicts `num_examples`, has no random access,
-                or if several workers would draw different batches.
+            SamplingError: If the data contradicts `num_rows`, has no random access, `views` is
+                below 1, `augment` mixes rows or returns other than features, or if several
+                workers would draw different batches.
 
         Example:
 
@@ -243,8 +320,12 @@ class Sampling:
         (10, 3)
         """
         check_integer("planned_epochs", planned_epochs, error=SamplingError)
-        fetch = row_fetcher(x, y, self.num_examples)
-        weights = row_weights(sample_weight, self.num_examples)
+        views = check_views(views, augment)
+        fetch = row_fetcher(x, y, self.num_rows)
+        if augment is not None:
+            check_augment(augment, fetch, self.num_rows)
+        fetch_views = with_views(fetch, views, augment)
+        weights = row_weights(sample_weight, self.num_rows)
         begin, draw, rows = self._plan(self.steps(planned_epochs), multi_worker.join_workers(self))
         draws, name = [0], provenance.sampling_name(self)
 
@@ -256,9 +337,13 @@ class Sampling:
             types = [tf.int64, tf.float32]
             indices, base = tf.numpy_function(counted_draw, [iteration, step], types)
             indices, base = tf.ensure_shape(indices, [rows]), tf.ensure_shape(base, [rows])
-            # Padding keeps the very bits of `base`: its zeros carry the provenance mark.
-            weigh = lambda w: base if w is None else tf.where(base > 0, tf.gather(w, indices), base)
-            return *fetch(indices), tf.nest.map_structure(weigh, weights)
+
+            def weigh(w):
+                # Padding keeps the very bits of `base`: its zeros carry the provenance mark.
+                of_rows = base if w is None else tf.where(base > 0, tf.gather(w, indices), base)
+                return of_rows if views == 1 else tf.repeat(of_rows, views)
+
+            return *fetch_views(indices), tf.nest.map_structure(weigh, weights)
 
         def batches(iteration):
             steps = tf.data.Dataset.range(self.steps_per_epoch)
@@ -272,9 +357,9 @@ class Sampling:
         options.autotune.enabled = False
         data = data.with_options(options)
         # Asked for when a `fit` begins: a list, or a file, may have changed by then.
-        order = functools.partial(row_order.fingerprint, fetch, self.num_examples)
-        order = order if self.num_groups > 1 else None
-        admission.mark(data, admission.Source(self, draws, order))
+        order = functools.partial(row_order.fingerprint, fetch, self.num_rows)
+        order = order if self.num_groups > 1 or self.owners is not None else None
+        admission.mark(data, admission.Source(self, draws, order, views * self.rows_per_unit))
         return data.apply(tf.data.experimental.assert_cardinality(self.steps_per_epoch)).prefetch(2)
 
     def _plan(self, planned_steps, replicas=1):
@@ -311,7 +396,9 @@ class Sampling:
             size = smallest + increment * -(-excess // increment)
             indices = drawn if members is None else members[drawn]
             indices = padding.with_others(indices, self.num_examples, size, rng)
-            return indices, padding.weights(size, len(drawn), marks=group + 1)
+            weights = padding.weights(size, len(drawn), marks=group + 1)
+            return (indices, weights) if self.owners is None else self.owners.rows_of(
+                indices, weights, rng)  # fmt: skip
 
         return self._begin_iteration, draw, None
 
