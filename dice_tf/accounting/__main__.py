@@ -45,8 +45,8 @@ _ACCOUNTANT = flags.DEFINE_enum(
 
 def _statement():
     # Imported late, because sampling loads TensorFlow.
+    from dice_tf import sampling as sampling_lib
     from dice_tf.mechanism import DiceMechanism
-    from dice_tf.sampling import base as sampling_lib
 
     sizes = dict(num_examples=_NUM_EXAMPLES.value, expected_batch_size=_BATCH_SIZE.value)
     if _SAMPLING.value == "cyclic":

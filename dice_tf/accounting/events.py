@@ -89,7 +89,7 @@ def check_sampling(sampling: Any) -> bool:
         AccountingError: For any other type: how it draws decides what it costs.
     """
     # Imported late, because sampling loads TensorFlow.
-    from dice_tf.sampling import base as sampling_lib
+    from dice_tf import sampling as sampling_lib
 
     # Exact types: a subclass may draw in another way, which costs something else.
     if type(sampling) in (sampling_lib.PoissonSampling, sampling_lib.CyclicPoissonSampling):
