@@ -75,14 +75,14 @@ def word(sampling: Sampling) -> str:
     return "example" if sampling.owners is None else "owner"
 
 
-def parameters(mechanism: DiceMechanism, sampling: Sampling) -> dict[str, object]:
+def parameters(mechanism: DiceMechanism, sampling: Sampling) -> dict[str, str]:
     """Returns rows for the statement: what a unit is, if it has several rows."""
-    rows: dict[str, object] = {}
+    rows: dict[str, str] = {}
     if sampling.owners is not None:
-        rows["rows per owner (at most)"] = sampling.owners.rows_per_owner
+        rows["rows per owner"] = f"{sampling.owners.rows_per_owner} at most"
 
     if mechanism.rows_per_unit > 1:
-        rows["views of each row"] = mechanism.rows_per_unit // sampling.rows_per_unit
+        rows["views of each row"] = str(mechanism.rows_per_unit // sampling.rows_per_unit)
     return rows
 
 

@@ -378,8 +378,8 @@ def _check_amplification(seen, iterations, sampling):
     claim = f"privacy amplification by {sampling!r}"
     remedy = (
         "Pass `sampling.dataset(...)` to `fit`, without operations that regroup, reorder or drop "
-        "its batches. Data passed as arrays or as any other data set is accounted as "
-        "`ShuffledEpochs`."
+        "its batches, and the optimizer `rows_per_unit` if it has views. Data passed as arrays or "
+        "as any other data set is accounted as `ShuffledEpochs`."
     )
     if seen["disordered_steps"]:
         raise SamplingError(

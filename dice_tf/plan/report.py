@@ -83,7 +83,7 @@ def report(plan: PrivacyPlan, why: Mapping[str, str]) -> str:
     wrap = functools.partial(textwrap.fill, width=100, break_on_hyphens=False)
     lines = ["Privacy plan"]
     for name, text in rows.items():
-        lines.append(wrap(str(text), initial_indent=f"  {name:<20}", subsequent_indent=" " * 22))
+        lines.append(wrap(text, initial_indent=f"  {name:<20}", subsequent_indent=" " * 22))
     if plan.noise_multiplier == 0:
         lines.append("WARNING: no noise is added: there is NO privacy.")
     if plan.signal_to_noise(_SMALL_MODEL) < 1:
