@@ -79,6 +79,7 @@ CONTENTS = {
     "Do": [
         "user_guide",
         "your_data_on_disk",
+        "Units <units>",
         "Recipes <recipes>",
         "What works, and what is refused <features>",
         "Auditing <auditing>",
