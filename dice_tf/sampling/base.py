@@ -25,7 +25,7 @@ from dice_tf.errors import SamplingError
 from dice_tf.ledger import admission, provenance
 from dice_tf.sampling import padding, row_order
 from dice_tf.sampling.data_sources import row_fetcher, row_weights
-from dice_tf.sampling.owners import Owners
+from dice_tf.sampling.owners import OfOwners, Owners
 from dice_tf.sampling.state import SamplingState, renew_in_forks
 from dice_tf.sampling.views import check_augment, check_views, with_views
 
@@ -37,7 +37,7 @@ _ASSIGNMENT_STREAM, DRAW_STREAM = range(2)
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampling:
+class Sampling(OfOwners):
     """What every way of drawing batches has in common; use one of its subclasses.
 
     Args:
@@ -96,56 +96,6 @@ class Sampling:
         # Another process draws for itself: with the same entropy it would draw the same batches.
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return functools.partial(type(self), **fields), ()
-
-    @classmethod
-    def of_owners(
-        cls, owner_ids: Any, *, expected_batch_size: int, rows_per_owner: int, **arguments: Any
-    ) -> Any:
-        r"""Returns a sampling that draws whole owners: user-level privacy.
-
-        Where an example is drawn otherwise, an owner is: by one coin, into one group. At most
-        k = `rows_per_owner` of its rows take part at a time, other ones each time, drawn
-        without replacement. Their mean gradient is clipped as one (`rows_per_unit=k` of the
-        optimizer), so the guarantee is for all that an owner has in the data, however much.
-
-        Args:
-            owner_ids: One id for every row of the data: ints or strings, a list, an array, a
-                column or a tensor. Windows of a time series have the id of its owner.
-            expected_batch_size: Int >= 1, the mean number B of owners in a batch.
-            rows_per_owner: Int k >= 1, the most rows of an owner in a batch.
-            **arguments: `num_groups` and `seed` of the class.
-
-        Returns:
-            Object of this class; `num_examples` is the number of owners, which counts as
-            public. Its `dataset` takes all rows, in the order of the ids.
-
-        Raises:
-            SamplingError: If ids are not one per row, or a value is out of range.
-
-        Example:
-
-        >>> from dice_tf.sampling import CyclicPoissonSampling
-        >>> ids = np.arange(3000) % 600
-        >>> sampling = CyclicPoissonSampling.of_owners(
-        ...     ids, expected_batch_size=30, rows_per_owner=4, num_groups=2)
-        >>> sampling.num_examples, sampling.rows_per_unit, sampling.steps_per_epoch
-        (600, 4, 20)
-
-        Source: McMahan et al., "Learning Differentially Private Recurrent Language Models",
-        ICLR 2018 (users as the unit); `docs/units.md`.
-        """
-        owners = Owners(owner_ids, rows_per_owner)
-        return cls(owners.count, expected_batch_size, owners=owners, **arguments)
-
-    @property
-    def num_rows(self) -> int:
-        """Int, the number of rows of the data set: of examples, or of all owners."""
-        return self.num_examples if self.owners is None else self.owners.num_rows
-
-    @property
-    def rows_per_unit(self) -> int:
-        """Int, the number of rows of a batch that are one owner's, 1 for examples."""
-        return 1 if self.owners is None else self.owners.rows_per_owner
 
     @property
     def sampling_probability(self) -> float:

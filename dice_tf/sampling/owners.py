@@ -3,13 +3,15 @@
 """Whose rows are whose: people, who are drawn as a whole, a few rows of each at a time."""
 
 import hashlib
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from dice_tf.checks.arguments import check_integer
 from dice_tf.errors import SamplingError
 from dice_tf.sampling.conversion import to_array
+
+Self = TypeVar("Self", bound="OfOwners")
 
 
 class Owners:
@@ -81,6 +83,74 @@ class Owners:
         # Padding keeps the very bits of its weight, which carry the provenance mark.
         shown[few & (shown > 0)] = 0.0
         return rows.reshape(-1), shown.reshape(-1)
+
+
+class OfOwners:
+    """What a sampling has to do with owners; the base of `Sampling`."""
+
+    num_examples: int
+    owners: Owners | None
+
+    @classmethod
+    def of_owners(
+        cls: type[Self],
+        owner_ids: Any,
+        *,
+        expected_batch_size: int,
+        rows_per_owner: int,
+        **arguments: Any,
+    ) -> Self:
+        r"""Returns a sampling that draws whole owners: user-level privacy.
+
+        Where an example is drawn otherwise, an owner is: by one coin, into one group. At most
+        k = `rows_per_owner` of its rows take part at a time, other ones each time, drawn
+        without replacement. Their mean gradient is clipped as one (`rows_per_unit=k` of the
+        optimizer), so the guarantee is for all that an owner has in the data, however much.
+
+        Args:
+            owner_ids: One id for every row of the data: ints or strings, a list, an array, a
+                column or a tensor. Windows of a time series have the id of its owner.
+            expected_batch_size: Int >= 1, the mean number B of owners in a batch.
+            rows_per_owner: Int k >= 1, the most rows of an owner in a batch.
+            **arguments: `num_groups` and `seed` of the class.
+
+        Returns:
+            Object of this class; `num_examples` is the number of owners, which counts as
+            public. Its `dataset` takes all rows, in the order of the ids.
+
+        Raises:
+            SamplingError: If ids are not one per row, or a value is out of range.
+
+        Example:
+
+        >>> from dice_tf.sampling import CyclicPoissonSampling
+        >>> ids = np.arange(3000) % 600
+        >>> sampling = CyclicPoissonSampling.of_owners(
+        ...     ids, expected_batch_size=30, rows_per_owner=4, num_groups=2)
+        >>> sampling.num_examples, sampling.rows_per_unit, sampling.steps_per_epoch
+        (600, 4, 20)
+
+        Source: McMahan et al., "Learning Differentially Private Recurrent Language Models",
+        ICLR 2018 (users as the unit); `docs/units.md`.
+        """
+        owners = Owners(owner_ids, rows_per_owner)
+        make: Any = cls  # A data class, which only its subclasses are.
+        return make(
+            num_examples=owners.count,
+            expected_batch_size=expected_batch_size,
+            owners=owners,
+            **arguments,
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """Int, the number of rows of the data set: of examples, or of all owners."""
+        return self.num_examples if self.owners is None else self.owners.num_rows
+
+    @property
+    def rows_per_unit(self) -> int:
+        """Int, the number of rows of a batch that are one owner's, 1 for examples."""
+        return 1 if self.owners is None else self.owners.rows_per_owner
 
 
 def _subsets(sizes, count, rng):
