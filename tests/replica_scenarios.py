@@ -264,8 +264,7 @@ def scenarios():
     for name in ("1", "2"):
         observe(f"allocated {name} 1", sampled_fit, known[name], 1, "allocation")
 
-    for name in ("1", "2", "4"):
-        chunks = {"chunk_size": 12} if name == "2" else {}
+    for name, chunks in (("1", {}), ("2", {"chunk_size": 12})):
         observe(f"owners {name}", fit_on_owners, known[name], **chunks)
 
     two = known["2"]

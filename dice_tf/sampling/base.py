@@ -264,6 +264,7 @@ class Sampling(OfOwners):
 
         Example:
 
+        >>> from dice_tf.sampling import PoissonSampling
         >>> sampling = PoissonSampling(num_examples=100, expected_batch_size=10, seed=1)
         >>> data = sampling.dataset(np.arange(100), np.arange(100) % 2)
         >>> len(data), len(next(iter(data)))
