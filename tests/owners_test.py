@@ -16,7 +16,7 @@ import tensorflow as tf
 import dice_tf
 from dice_tf import accounting
 from dice_tf.errors import AccountingError, MechanismError, SamplingError
-from dice_tf.ledger import provenance
+from dice_tf.ledger import admission, provenance
 from dice_tf.sampling.owners import Owners, _subsets
 
 RANDOM = np.random.default_rng(0)
@@ -145,6 +145,14 @@ def test_equal_objects_draw_alike_from_a_seed_and_copies_keep_their_owners():
     assert examples != first and make("cyclic", seed=4, rows_per_owner=2) != first
     assert provenance.sampling_name(examples) != provenance.sampling_name(first)
     assert "owner_ids" not in repr(first) and str(IDS[0]) not in repr(first.owners)
+
+
+def test_rows_of_other_owners_are_rows_in_another_order():
+    order = lambda ids: admission.row_order(
+        admission.sources(make("poisson", owner_ids=ids).dataset(np.arange(ROWS)))
+    )
+    # As strings ids sort in another way, so that owners have other numbers, and other groups.
+    assert order(IDS) == order(IDS + 100) not in (order(np.roll(IDS, 1)), order(IDS.astype(str)))
 
 
 def test_views_are_drawn_for_each_row_and_targets_go_with_them():

@@ -308,7 +308,8 @@ class Sampling(OfOwners):
         options.autotune.enabled = False
         data = data.with_options(options)
         # Asked for when a `fit` begins: a list, or a file, may have changed by then.
-        order = functools.partial(row_order.fingerprint, fetch, self.num_rows)
+        of_owners = b"" if self.owners is None else self.owners.digest
+        order = functools.partial(row_order.fingerprint, fetch, self.num_rows, of_owners)
         order = order if self.num_groups > 1 or self.owners is not None else None
         admission.mark(data, admission.Source(self, draws, order, views * self.rows_per_unit))
         return data.apply(tf.data.experimental.assert_cardinality(self.steps_per_epoch)).prefetch(2)

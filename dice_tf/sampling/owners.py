@@ -135,12 +135,13 @@ class OfOwners:
         """
         owners = Owners(owner_ids, rows_per_owner)
         make: Any = cls  # A data class, which only its subclasses are.
-        return make(
+        made: Self = make(
             num_examples=owners.count,
             expected_batch_size=expected_batch_size,
             owners=owners,
             **arguments,
         )
+        return made
 
     @property
     def num_rows(self) -> int:
