@@ -59,7 +59,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(keras|tf|tensorflow|tensorflow_privacy|dp_query|dp_accounting|np|numpy)\..*"),
     (r"py:.*", r"(int|float|str|bool|tuple|object|optional|ValueError|ImportError)"),
     # Of annotations: what every sampler is, and Python's own abstract classes.
-    (r"py:.*", r"(dice_tf\.sampling\.)?Sampling|collections\.abc\..*"),
+    (r"py:.*", r"(dice_tf\.sampling\.)?(Sampling|Owners|Self)|collections\.abc\..*"),
 ]
 
 # The root of the sources is that of the repository, so that links work here as on a git host.
@@ -80,6 +80,7 @@ CONTENTS = {
         "user_guide",
         "choosing_the_clip",
         "your_data_on_disk",
+        "Units <units>",
         "Recipes <recipes>",
         "What works, and what is refused <features>",
         "Auditing <auditing>",

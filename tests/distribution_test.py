@@ -207,5 +207,14 @@ def test_tensor_float_32_is_turned_off_where_there_is_a_gpu(monkeypatch):
         switch(before)
 
 
+def test_replicas_get_whole_units(seen):
+    one, several = (get(seen, f"owners {name}") for name in ("1", "2"))
+    for name in ("weights", "errors"):
+        np.testing.assert_allclose(several[name], one[name], rtol=1e-5, atol=1e-6)
+    assert np.abs(one["errors"]).max() > 0.01
+    assert several["differences"] == 0 and several["epsilon"] == one["epsilon"]
+    assert several["iterations"] == one["iterations"] == 4
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))

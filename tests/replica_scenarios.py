@@ -182,6 +182,33 @@ def sampled_fit(strategy, steps_per_execution, kind="cyclic"):
     }
 
 
+def owners():
+    """A sampler of owners of the rows, and how their sizes vary."""
+    ids = np.minimum(np.arange(ROWS) ** 2 % 23, 12)
+    return dice_tf.CyclicPoissonSampling.of_owners(
+        ids, expected_batch_size=4, rows_per_owner=3, seed=5
+    )
+
+
+def fit_on_owners(strategy, **arguments):
+    """Trains on two views of rows of owners."""
+    units = dict(rows_per_unit=6, expected_batch_size=4)
+    model = model_under(strategy, self_check=True, **NOISY, **units, **arguments)
+    compare = CompareReplicas()
+    with strategy.scope():
+        sampling = owners()
+        data = sampling.dataset(X, Y, planned_epochs=2, views=2)
+    callbacks = [dice_tf.EpsilonCallback(sampling, delta=1e-3), compare]
+    history = model.fit(data, epochs=2, verbose=0, callbacks=callbacks).history
+    return {
+        "weights": flat(model.trainable_variables).tolist(),
+        "errors": flat(model.optimizer.errors).tolist(),
+        "iterations": int(model.optimizer.iterations.numpy()),
+        "epsilon": history["epsilon"],
+        "differences": compare.differences,
+    }
+
+
 def loop(strategy, ready=True, distributed=True, run=True):
     model = model_under(strategy)
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
@@ -250,6 +277,9 @@ def scenarios():
         observe(f"sampled {name} {steps}", sampled_fit, known[name], steps)
     for name in ("1", "2"):
         observe(f"allocated {name} 1", sampled_fit, known[name], 1, "allocation")
+
+    for name, chunks in (("1", {}), ("2", {"chunk_size": 12})):
+        observe(f"owners {name}", fit_on_owners, known[name], **chunks)
 
     two = known["2"]
     observe("loop", loop, two)

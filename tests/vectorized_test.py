@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from dice_tf.engine import vectorized
+from dice_tf.engine.units import Units
 from dice_tf.errors import GradientEngineError
 
 LAYERS = keras.layers
@@ -82,7 +83,8 @@ def test_norms_and_sums_equal_a_loop_over_examples(name, microbatch_size, graph)
     clip_weights = lambda norms: (1 / (1 + norms), norms**2)
 
     def run(x, y, weight):
-        sums = vectorized.weighted_gradient_sums(model, x, y, weight, clip_weights, microbatch_size)
+        units = Units(microbatch_size, microbatches=True)
+        sums = vectorized.weighted_gradient_sums(model, x, y, weight, clip_weights, units)
         return sums.head, sums.residual, sums.norms, sums.losses, sums.y_pred
 
     head, residual, norms, losses, y_pred = (tf.function(run) if graph else run)(x, y, weight)

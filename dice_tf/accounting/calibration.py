@@ -87,7 +87,12 @@ def calibrate_noise_multiplier(
 
     def epsilon_by(accountant):
         return lambda noise_multiplier: compute_epsilon(
-            DiceMechanism(noise_multiplier=noise_multiplier, **parameters),
+            DiceMechanism(
+                noise_multiplier=noise_multiplier,
+                # However many views an optimizer clips besides: they cost nothing.
+                rows_per_unit=sampling.rows_per_unit,
+                **parameters,
+            ),
             sampling,
             steps,
             delta,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import math
 from typing import TYPE_CHECKING
 
-from dice_tf.accounting import events
+from dice_tf.accounting import events, units
 from dice_tf.accounting.epsilon import check_accountant, run_rounds
 from dice_tf.accounting.loss_distribution import loss_distribution_curve
 from dice_tf.accounting.renyi import renyi_epsilon, warn_at_edge
@@ -77,6 +77,7 @@ def composed_curve(runs, delta, accountant):
     """
     check_accountant(accountant)
     runs = [_checked(run, delta) for run in runs]
+    units.check_same_units([sampling for _, sampling, _ in runs])
     _check_draws([sampling for _, sampling, steps in runs if steps])
     delta = float(delta) if runs else events.check_delta(delta, 1)
     shuffled = any(not sampling.own_coins for _, sampling, _ in runs)

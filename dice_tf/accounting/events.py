@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 import dp_accounting
 from dp_accounting import dp_event
 
+from dice_tf.accounting import units
 from dice_tf.accounting.random_allocation import AllocatedRound
 from dice_tf.checks.arguments import check_integer, check_number
 from dice_tf.errors import AccountingError
@@ -141,6 +142,7 @@ def check_run(mechanism, sampling, steps):
             f"mechanism.expected_batch_size={mechanism.expected_batch_size}, "
             f"sampling.expected_batch_size={sampling.expected_batch_size}."
         )
+    units.check_units(mechanism, sampling)
     if hasattr(steps, "assign"):
         raise AccountingError(
             "Argument `steps` is a variable, the step counter of an optimizer: it does not know of "

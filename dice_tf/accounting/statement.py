@@ -9,7 +9,7 @@ import math
 import textwrap
 from typing import TYPE_CHECKING
 
-from dice_tf.accounting import events
+from dice_tf.accounting import events, units
 from dice_tf.accounting.attack import true_positive_rates
 from dice_tf.accounting.epsilon import (
     ACCOUNTANTS,
@@ -119,9 +119,13 @@ def privacy_statement(
         ("PARAMETERS", _parameters(mechanism, sampling, chosen, draws_are_secret)),
         ("HOW IT IS ACCOUNTED", _accounting(mechanism, sampling, steps)),
         ("FOR COMPARISON", _comparison(mechanism, sampling, by_accountant)),
-        ("NOT COVERED", "\n".join(_wrap(item, "- ") for item in not_covered)),
+        (
+            "NOT COVERED",
+            "\n".join(_wrap(item, "- ") for item in units.not_covered(sampling, not_covered)),
+        ),
     )
-    return "\n\n".join(f"{title}\n{text}" for title, text in sections) + "\n"
+    text = "\n\n".join(f"{title}\n{text}" for title, text in sections) + "\n"
+    return units.in_words_of(sampling, text)
 
 
 def _wrap(text, first="  "):
@@ -197,7 +201,7 @@ def _guarantee_text(mechanism, chosen, by_accountant, draws_are_secret, finds):
 
 def _parameters(mechanism, sampling, result, draws_are_secret):
     rows = {
-        "number of examples N": sampling.num_examples,
+        f"number of {units.word(sampling)}s N": sampling.num_examples,
         "expected batch size B": mechanism.expected_batch_size,
         "sampling": type(sampling).__name__,
         "groups": sampling.num_groups,
@@ -211,6 +215,7 @@ def _parameters(mechanism, sampling, result, draws_are_secret):
         "feedback_steps": mechanism.feedback_steps,
         "clipping": mechanism.clip.name,
         "num_microbatches": mechanism.num_microbatches or "none: each example is clipped",
+        **units.parameters(mechanism, sampling),
         "noise_multiplier": f"{mechanism.noise_multiplier:g}",
         "noise on the mean (stddev)": f"{mechanism.noise_stddev:.6g}",
         "noise key is secret": mechanism.noise_is_secret,
@@ -242,6 +247,7 @@ def _accounting(mechanism, sampling, steps):
         notes.append(
             "An example may be drawn again while its residual is fed back: sensitivity C1 + C2."
         )
+    notes += units.notes(mechanism, sampling)
     if mechanism.num_microbatches is not None:
         notes.append(
             f"Means of {mechanism.microbatch_size} examples are clipped, not single examples. One "

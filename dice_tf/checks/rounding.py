@@ -21,13 +21,14 @@ DRAWS = 12
 _SIZES = {"float64": 2.0**-48, "float32": 2.0**-19, "float16": 2.0**-9, "bfloat16": 2.0**-7}
 
 
-def perturbed_gradient(model, x, y):
+def perturbed_gradient(model, x, y, rows_per_unit=1):
     """Returns a function for the gradient of one example with inputs and weights perturbed.
 
     Args:
         model: A built and compiled Keras model.
         x: Inputs of one example, `[1, ...]`.
         y: Its targets.
+        rows_per_unit: Int, if `x` holds so many rows whose mean gradient is wanted.
 
     Returns:
         Function `(x, y, seed) -> gradient`, flat, with `seed` an int32 tensor `[2]`.
@@ -60,7 +61,8 @@ def perturbed_gradient(model, x, y):
             tape.watch(values)
             with keras.StatelessScope(state):
                 losses = per_example_losses(model, x, y, call_in_training(model, x), None)
-        return flat(tape.gradient(losses, values), variables)
+            loss = tf.reduce_sum(losses) / rows_per_unit
+        return flat(tape.gradient(loss, values), variables)
 
     replaced = [*silencers(), *rematerialization.interceptions()]
     with overridden(replaced), silenced():

@@ -71,7 +71,9 @@ class _Comparison(NamedTuple):
         return norms.numpy(), total
 
 
-def check_against_single_examples(model, engine, x, y, sample_weight=None, jit_compile=False):
+def check_against_single_examples(
+    model, engine, x, y, sample_weight=None, jit_compile=False, rows_per_unit=1
+):
     """Raises if the engine's gradients are not those of the examples on their own.
 
     Args:
@@ -81,6 +83,8 @@ def check_against_single_examples(model, engine, x, y, sample_weight=None, jit_c
         y: Targets of the batch.
         sample_weight: `None`, or the weights of the batch: examples of weight 0 are not used.
         jit_compile: Whether the engine is compiled with XLA.
+        rows_per_unit: Int, consecutive rows that are clipped as one. What is compared is then
+            units, with the mean gradient of their rows, all of weight 1.
 
     Returns:
         Whether that is settled. `False` if this batch has nothing to compare: no example of
@@ -91,11 +95,14 @@ def check_against_single_examples(model, engine, x, y, sample_weight=None, jit_c
             from those alone by more than rounding explains, are finite in the batch and not
             alone, or the reverse; or if a few examples, or one, cannot be computed at all.
     """
+    whole = x, y
+    if rows_per_unit > 1:
+        parts = (x, y, sample_weight)
+        x, y, sample_weight = (map_leaves(lambda t: _units(t, rows_per_unit), p) for p in parts)
     groups = groups_of_different_examples(x, y, sample_weight, len(_WEIGHTS))
     if not groups:
         return False
-    whole = x, y
-    x, y = (map_leaves(lambda t: tf.gather(t, sum(groups, [])), part) for part in whole)
+    x, y = (map_leaves(lambda t: tf.gather(t, sum(groups, [])), part) for part in (x, y))
     count = len(groups[0])
     if count == 1:
         # All examples are alike. One that differs keeps it company, for a layer to mix it with.
@@ -104,9 +111,11 @@ def check_against_single_examples(model, engine, x, y, sample_weight=None, jit_c
         if len(set(keys(x, count))) < count:
             return False
         groups = groups[:1]
-    rows = lambda indices: tuple(map_leaves(lambda t: tf.gather(t, indices), p) for p in (x, y))
+    take = lambda t, indices: _rows(tf.gather(t, indices), rows_per_unit)
+    rows = lambda indices: tuple(map_leaves(lambda t: take(t, indices), p) for p in (x, y))
     with overridden(silencers()), silenced() as draws:
-        traced = _trace(model, engine, rows(range(count)), rows([0]), whole, jit_compile)
+        few, one = rows(range(count)), rows([0])
+        traced = _trace(model, engine, few, one, whole, jit_compile, rows_per_unit)
     if draws.loud:
         warnings.warn(
             f"The gradients of model '{model.name}' were not compared with those of single "
@@ -172,7 +181,20 @@ def _is_of_keras(thing):
     return module.split(".")[0] in ("keras", "keras_hub")
 
 
-def _trace(model, engine, few, one, whole, jit_compile):
+def _units(tensor, rows_per_unit):
+    """Makes whole units of the rows of an eager tensor; a last part of one is left out."""
+    count = tensor.shape[0] // rows_per_unit
+    shape = [count, rows_per_unit, *tensor.shape[1:]]
+    return tf.reshape(tensor[: count * rows_per_unit], shape)
+
+
+def _rows(units, rows_per_unit):
+    if rows_per_unit == 1:
+        return units
+    return tf.reshape(units, [units.shape[0] * rows_per_unit, *units.shape[2:]])
+
+
+def _trace(model, engine, few, one, whole, jit_compile, rows_per_unit):
     """Returns the functions `together` and `alone`, traced once each."""
     variables = model.trainable_variables
 
@@ -186,11 +208,12 @@ def _trace(model, engine, few, one, whole, jit_compile):
         values = [v.value for v in variables]
         with tf.GradientTape() as tape:
             losses = per_example_losses(model, x, y, call_in_training(model, x), None)
-        return rounding.flat(tape.gradient(losses, values), variables)
+            loss = tf.reduce_sum(losses) / rows_per_unit
+        return rounding.flat(tape.gradient(loss, values), variables)
 
     # Concrete functions, because TensorFlow warns of functions that are traced anew.
     trace = lambda f, *args: tf.function(f, autograph=False).get_concrete_function(*args)
-    weights = tf.zeros(tf.shape(tf.nest.flatten(few)[0])[:1])
+    weights = tf.zeros([tf.nest.flatten(few)[0].shape[0] // rows_per_unit])
     return failures.both(
         model,
         lambda: trace(together, *few, weights),
@@ -286,7 +309,8 @@ def _refuse_beyond_rounding(comparison, gradients, expected, too_large, toleranc
         if difference <= tolerance:
             continue
         row = comparison.rows([index])
-        perturbed = perturbed or rounding.perturbed_gradient(comparison.model, *row)
+        count = tf.nest.flatten(row)[0].shape[0]
+        perturbed = perturbed or rounding.perturbed_gradient(comparison.model, *row, count)
         draws = (perturbed(*row, tf.constant([i, seed])) for seed in range(rounding.DRAWS))
         if all(difference > _MARGIN * rounding.distance(draw, alone) for draw in draws):
             refuse()

@@ -192,8 +192,10 @@ def join_workers(sampling):
             )
         return strategy.num_replicas_in_sync
     facts = {field.name: getattr(sampling, field.name) for field in dataclasses.fields(sampling)}
-    secret = {"seed": facts.pop("seed", None)}
-    check_same(strategy, {**facts, "sampling": type(sampling).__name__}, secret, SamplingError)
+    owners = facts.pop("owners")
+    secret = {"seed": facts.pop("seed", None), "owner_ids": owners and owners.digest}
+    facts.update(sampling=type(sampling).__name__, rows_per_unit=sampling.rows_per_unit)
+    check_same(strategy, facts, secret, SamplingError)
     state = sampling._state
     if not state.shared:
         words = [state.entropy >> shift & 0xFFFFFFFF for shift in range(0, 128, 32)]

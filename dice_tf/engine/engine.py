@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from dice_tf.engine.gradient_sums import GradientSums
+from dice_tf.engine.units import SINGLE_ROWS, Units
 
 # From norms to the weights a and b (or `None`), both of the shape of the norms.
 ClipWeights = Callable[[Any], tuple[Any, Any]]
@@ -27,6 +28,7 @@ class Engine(Protocol):
         y: Any,
         sample_weight: Any,
         clip_weights: ClipWeights,
+        units: Units = SINGLE_ROWS,
         *,
         groups: Sequence[int] | None = None,
     ) -> GradientSums:
@@ -40,6 +42,7 @@ class Engine(Protocol):
             clip_weights: Called once, with the norms of the gradients \(g_i\) of the clipped
                 units: float32 `[units]`, or `[units, groups]`. A unit with a norm that is not
                 finite, in any group, must get weights of 0, and then contributes nothing.
+            units: How rows make up the units that are clipped.
             groups: For every trainable variable of the model, in order, the number of the group
                 whose weights it gets, from 0 on. `None`: norms over all variables at once.
 

@@ -23,6 +23,7 @@ from dice_tf.engine.lost_gradients import refuse_lost
 from dice_tf.engine.merging import merged
 from dice_tf.engine.recording import Recorder
 from dice_tf.engine.residual_rows import residual_rows
+from dice_tf.engine.units import SINGLE_ROWS, fill_last, in_units, row_shares
 from dice_tf.errors import GradientEngineError
 from dice_tf.mechanism import rounding
 
@@ -32,18 +33,23 @@ _NOTHING = 5e-13
 
 
 @tf.autograph.experimental.do_not_convert
-def weighted_gradient_sums(model, x, y, sample_weight, clip_weights, *, groups=None):
-    r"""Returns \(\sum_i a_i g_i\) and \(\sum_i b_i g_i\) over the examples of a batch.
+def weighted_gradient_sums(
+    model, x, y, sample_weight, clip_weights, units=SINGLE_ROWS, *, groups=None
+):
+    r"""Returns \(\sum_i a_i g_i\) and \(\sum_i b_i g_i\) over the units of a batch.
+
+    A unit is one example, or several rows whose mean gradient \(g_i\) is weighted as a whole.
 
     Args:
         model: A compiled Keras model.
         x: Inputs, `[batch, ...]`.
         y: Targets, `[batch, ...]`.
         sample_weight: `None` or `[batch, ...]`.
-        clip_weights: Function from norms, float32 `[batch]`, to the weights \(a\) and
-            \(b\) (or `None`), float32 `[batch]`, 0 where a norm is not finite.
+        clip_weights: Function from norms, float32 `[units]`, to the weights \(a\) and
+            \(b\) (or `None`), float32 `[units]`, 0 where a norm is not finite.
+        units: `Units`, how rows make up units.
         groups: `None`, or the group of every trainable variable: norms and weights are then
-            `[batch, groups]`; see `dice_tf.engine.engine.Engine`.
+            `[units, groups]`; see `dice_tf.engine.engine.Engine`.
 
     Returns:
         A `GradientSums`. Sums are `None` for variables that the loss does not reach.
@@ -60,6 +66,10 @@ def weighted_gradient_sums(model, x, y, sample_weight, clip_weights, *, groups=N
     """
     if not all(layer.built for layer in model._flatten_layers()):
         call_in_training(model, x)
+    rows_given = tf.shape(tf.nest.flatten(x)[0])[0]
+    if units.rows > 1:
+        sample_weight = tf.ones([rows_given]) if sample_weight is None else sample_weight
+        x, y, sample_weight = fill_last(x, y, sample_weight, units)
     first = tf.nest.flatten(x)[0]
     static_batch, batch = first.shape[0], tf.shape(first)[0]
     x = tf.nest.map_structure(_with_unknown_batch, x)
@@ -68,7 +78,8 @@ def weighted_gradient_sums(model, x, y, sample_weight, clip_weights, *, groups=N
         with Recorder(model, tape, marker, x) as recorder:
             y_pred = call_in_training(model, x)
             losses = per_example_losses(model, x, y, y_pred, sample_weight)
-        total = tf.reduce_sum(losses)
+        shares = 1.0 if units.rows == 1 else row_shares(sample_weight, units)
+        total = tf.reduce_sum(losses * shares)
     calls = recorder.finished_calls()
     _pull_back(tape, total, calls)
     calls = [call for call in calls if call.cotangents is not None]
@@ -78,14 +89,17 @@ def weighted_gradient_sums(model, x, y, sample_weight, clip_weights, *, groups=N
     if groups is not None:
         pairs = zip(model.trainable_variables, groups, strict=True)
         group_of = {id(variable._value): group for variable, group in pairs}
+    static_count = None if static_batch is None else static_batch // units.rows
+    count = batch // units.rows
     # One list for each group of variables.
-    squares = [[tf.zeros([batch])] for _ in range(1 if groups is None else max(groups) + 1)]
+    squares = [[tf.zeros([count])] for _ in range(1 if groups is None else max(groups) + 1)]
     parts = {}
     with tf.control_dependencies(_batch_axis_checks(calls, batch)):
         for key, (_, listed) in contributions.items():
-            of_variable, parts[key] = merged(listed, static_batch)
+            listed = [in_units(contribution, units.rows) for contribution in listed]
+            of_variable, parts[key] = merged(listed, static_count)
             # XLA drops assertions, but there this fails if the batch axis is another.
-            squares[group_of[key]].append(tf.reshape(of_variable, [batch]))
+            squares[group_of[key]].append(tf.reshape(of_variable, [count]))
     squares = [rounding.add_up(of_group) for of_group in squares]
     squares = squares[0] if groups is None else tf.stack(squares, 1)
     norms = tf.sqrt(tf.where(squares < _NOTHING**2, tf.zeros_like(squares), squares))
@@ -95,8 +109,10 @@ def weighted_gradient_sums(model, x, y, sample_weight, clip_weights, *, groups=N
     return GradientSums(
         head=in_order(0),
         residual=in_order(1) if len(weights) > 1 else None,
-        losses=losses,
-        y_pred=y_pred,
+        losses=losses[:rows_given] if units.microbatches else losses,
+        y_pred=tf.nest.map_structure(lambda t: t[:rows_given], y_pred)
+        if units.microbatches
+        else y_pred,
         norms=norms,
     )
 

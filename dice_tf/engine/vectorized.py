@@ -16,18 +16,18 @@ from dice_tf.engine.gradient_sums import GradientSums
 from dice_tf.engine.loss import call_in_training, per_example_losses
 from dice_tf.engine.lost_gradients import refuse_lost
 from dice_tf.engine.overrides import overridden
+from dice_tf.engine.units import SINGLE_ROWS, by_unit, fill_last, row_shares
 from dice_tf.errors import GradientEngineError
 from dice_tf.mechanism import rounding
 
 
 def weighted_gradient_sums(
-    model, x, y, sample_weight, clip_weights, microbatch_size=1, *, groups=None
+    model, x, y, sample_weight, clip_weights, units=SINGLE_ROWS, *, groups=None
 ):
     r"""Returns \(\sum_i a_i g_i\) and \(\sum_i b_i g_i\) over the units of a batch.
 
-    A unit is one example, or `microbatch_size` consecutive ones, whose mean gradient
-    \(g_i\) is then weighted as a whole (TF-Privacy's microbatches). A short last unit
-    is filled up with examples of weight 0.
+    A unit is one example, or several rows whose mean gradient \(g_i\) is then weighted as a
+    whole (see `Units`).
 
     Args:
         model: A built and compiled Keras model.
@@ -36,7 +36,7 @@ def weighted_gradient_sums(
         sample_weight: `None` or `[batch, ...]`.
         clip_weights: Function from norms, float32 `[units]`, to the weights \(a\) and
             \(b\) (or `None`), float32 `[units]`.
-        microbatch_size: Number of examples per unit.
+        units: `Units`, how rows make up units.
         groups: `None`, or the group of every trainable variable: norms and weights are then
             `[units, groups]`; see `dice_tf.engine.engine.Engine`.
 
@@ -58,20 +58,27 @@ def weighted_gradient_sums(
     if sample_weight is None:
         sample_weight = tf.ones([batch])
     whole = x, y
-    units, (x, y, sample_weight) = _group((x, y, sample_weight), batch, microbatch_size)
+    x, y, sample_weight = fill_last(x, y, sample_weight, units)
+    shares = tf.ones([tf.shape(tf.nest.flatten(x)[0])[0]])
+    if units.rows > 1:
+        shares = row_shares(sample_weight, units)
+    x, y, sample_weight, shares = tf.nest.map_structure(
+        lambda t: by_unit(t, units.rows), (x, y, sample_weight, shares)
+    )
+    count = tf.shape(shares)[0]
     values = [tf.convert_to_tensor(v.value) for v in variables]
     connected = []
     structure = []
 
     def gradient_of_unit(inputs):
-        (unit_x, unit_y, unit_weight), unit_seeds = inputs
+        (unit_x, unit_y, unit_weight, unit_shares), unit_seeds = inputs
         seeds = zip(seed_states, unit_seeds, strict=True)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values)
             with keras.StatelessScope([*zip(variables, values, strict=True), *seeds]):
                 y_pred = call_in_training(model, unit_x)
                 losses = per_example_losses(model, unit_x, unit_y, y_pred, unit_weight)
-            loss = tf.reduce_sum(losses) / microbatch_size
+            loss = tf.reduce_sum(losses * unit_shares)
         gradients = tape.gradient(loss, values)
         connected[:] = [g is not None for g in gradients]
         if not any(connected):
@@ -87,7 +94,10 @@ def weighted_gradient_sums(
         ]
         return tf.concat(flat, 0), losses, tf.nest.flatten(y_pred)
 
-    inputs = ((x, y, sample_weight), [_seeds_of_units(state, units) for state in seed_states])
+    inputs = (
+        (x, y, sample_weight, shares),
+        [_seeds_of_units(state, count) for state in seed_states],
+    )
     try:
         with overridden(rematerialization.interceptions()):
             gradients, losses, outputs = tf.vectorized_map(
@@ -159,32 +169,6 @@ def _norms_of_groups(gradients, group_of, count):
     for of_variable, group in zip(gradients, group_of, strict=True):
         squares[group].append(rounding.sums_of_squares(of_variable))
     return tf.sqrt(tf.stack([rounding.add_up(of_group) for of_group in squares], 1))
-
-
-def _group(tensors, batch, size):
-    """Reshapes `[batch, ...]` tensors to `[units, size, ...]`, filled up with weight 0."""
-    x, y, sample_weight = tensors
-    units = (batch + size - 1) // size
-    rows = tf.minimum(tf.range(units * size), tf.maximum(batch - 1, 0))
-    real = tf.cast(tf.range(units * size) < batch, tf.float32)
-
-    def group(tensor):
-        tensor = tf.convert_to_tensor(tensor)
-        if size > 1:
-            tensor = tf.gather(tensor, rows)
-        return tf.reshape(tensor, tf.concat([[units, size], tf.shape(tensor)[1:]], 0))
-
-    def group_weight(weight):
-        grouped = tf.cast(group(weight), tf.float32)
-        shape = [units, size] + [1] * (grouped.shape.rank - 2)
-        return grouped * tf.reshape(real, shape)
-
-    shaped = lambda t, g: tf.ensure_shape(g, [None, size, *tf.convert_to_tensor(t).shape[1:]])
-    return units, (
-        tf.nest.map_structure(lambda t: shaped(t, group(t)), x),
-        tf.nest.map_structure(lambda t: shaped(t, group(t)), y),
-        tf.nest.map_structure(lambda t: shaped(t, group_weight(t)), sample_weight),
-    )
 
 
 def _seed_states(model):

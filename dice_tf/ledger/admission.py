@@ -35,11 +35,13 @@ class Source(NamedTuple):
         draws: List that holds the number of batches drawn so far.
         row_order: Function that reads rows and returns an int, another one for another order of
             them; `None` where order means nothing.
+        rows_per_unit: Int, how many consecutive rows are of one example or owner.
     """
 
     sampling: Any
     draws: list
     row_order: Callable[[], int] | None = None
+    rows_per_unit: int = 1
 
 
 def mark(dataset, source):

@@ -3,7 +3,7 @@
 """What is claimed of a run, its mechanism and its sampling, against what its record shows."""
 
 from dice_tf.errors import AccountingError, SamplingError
-from dice_tf.ledger import provenance, row_counts
+from dice_tf.ledger import provenance, row_counts, units
 
 
 def check_steps(optimizer, sampling):
@@ -36,6 +36,7 @@ def check_mechanism(optimizer):
 
     Raises:
         AccountingError: If some steps had another one.
+        SamplingError: If its units have several rows, and steps were on batches of no sampler.
     """
     seen, mechanism = provenance.read_record(optimizer), optimizer.mechanism
     if seen["steps"] and seen["mechanism"] != provenance.mechanism_name(mechanism):
@@ -47,6 +48,8 @@ def check_mechanism(optimizer):
             "and compose both trainings: `accounting.compose_epsilon([(mechanism, sampling, "
             "steps), ...], delta)`."
         )
+    # Steps of loops on batches without a mark are among the disordered ones.
+    units.check_steps(mechanism, min(seen["loop_steps"], seen["disordered_steps"]))
 
 
 def check_record(seen, iterations, sampling, largest_batch=0):
@@ -139,8 +142,8 @@ def _check_amplification(seen, iterations, sampling):
     claim = f"privacy amplification by {sampling!r}"
     remedy = (
         "Pass `sampling.dataset(...)` to `fit`, without operations that regroup, reorder or drop "
-        "its batches. Data passed as arrays or as any other data set is accounted as "
-        "`ShuffledEpochs`."
+        "its batches, and the optimizer `rows_per_unit` if it has views. Data passed as arrays or "
+        "as any other data set is accounted as `ShuffledEpochs`."
     )
     if seen["disordered_steps"]:
         raise SamplingError(

@@ -6,7 +6,8 @@ Privacy amplification is only true of batches that were really drawn at random,
 and Keras hands an optimizer no hint of where a batch came from. So Poisson and
 cyclic batches carry a mark in the one tensor that reaches every train step: the
 sample weights. Padding rows have weight zero; in a batch of group \(g\) exactly
-\(g + 1\) of these zeros are negative zeros, \(-0.0\), and all others \(+0.0\).
+\(g + 1\) of these zeros are negative zeros, \(-0.0\), and all others \(+0.0\). Where a
+unit has several rows, exactly \(g + 1\) units of padding have negative zeros in all rows.
 
 A negative zero equals zero in every comparison and product, so it changes no
 result, and it survives `map`, `prefetch`, casts between float types and products
@@ -176,9 +177,11 @@ def sampling_name(sampling):
     # Files keep names, so moving a module must not change those of this package.
     package, kind = type(sampling).__module__.split(".")[0], type(sampling).__qualname__
     facts = ("num_examples", "expected_batch_size", "num_groups")
-    own = [f.name for f in dataclasses.fields(sampling) if f.name not in (*facts, "seed")]
+    others = (*facts, "seed", "owners")
+    own = [f.name for f in dataclasses.fields(sampling) if f.name not in others]
+    of_owners = () if sampling.owners is None else (sampling.owners.rows_per_owner,)
     return _digest((f"{package}.{kind}".removeprefix("dice_tf."),
-                    *(getattr(sampling, name) for name in (*facts, *own))))  # fmt: skip
+                    *(getattr(sampling, name) for name in (*facts, *own)), *of_owners))  # fmt: skip
 
 
 def mechanism_name(mechanism):
@@ -228,12 +231,16 @@ def draws_were_seeded(fields):
     return 0 < fields["first_seeded_draw"] <= fields["steps"]
 
 
-def count_marks(sample_weight):
-    """Counts the negative zeros among the sample weights of a batch.
+def count_marks(sample_weight, rows_per_unit=1):
+    """Counts the units of a batch all of whose sample weights are negative zeros.
+
+    Units of another size than that of the sampler are found out: the count of its first batch
+    is then not 1, which is that of no first batch.
 
     Args:
         sample_weight: Float tensor `[batch]`, a nest of them (the first leaf counts), or
             `None`. In rows with another weight than 0 none is counted.
+        rows_per_unit: Int, the number of rows that the step clips as one.
 
     Returns:
         Int32 scalar tensor. With several replicas, add up their counts.
@@ -252,7 +259,14 @@ def count_marks(sample_weight):
     for leaf in leaves:
         # Padding that one output or time step trains on is no padding.
         marked &= tf.reduce_all(leaf == 0, of_rows(leaf))
-    return tf.reduce_sum(tf.cast(marked, tf.int32))
+    rows = tf.reduce_sum(tf.cast(marked, tf.int32))
+    if rows_per_unit == 1:
+        return rows
+    # Not of whole units, if its sampler had others.
+    padded = tf.pad(marked, [[0, -tf.shape(marked)[0] % rows_per_unit]])
+    whole = tf.reduce_all(tf.reshape(padded, [-1, rows_per_unit]), 1)
+    units = tf.reduce_sum(tf.cast(whole, tf.int32))
+    return tf.where(rows == units * rows_per_unit, units, 0)
 
 
 def update_record(record, marks, noise_is_secret=True, mechanism=UNKNOWN, in_fit=True):

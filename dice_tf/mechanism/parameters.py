@@ -63,6 +63,9 @@ class DiceMechanism:
         feedback_steps: Int >= 1, over how many later steps a residual is fed back.
         num_microbatches: Int or `None`. If given, the clipped unit is the mean
             gradient of one of `num_microbatches` equal microbatches, as in TF-Privacy.
+        rows_per_unit: Int >= 1, the number of consecutive rows of a batch that are one unit:
+            views of an example, or rows of one person. The unit's mean gradient is clipped, and
+            `expected_batch_size` counts units.
         noise_is_secret: Whether the noise key is unpredictable. `False` when it came
             from a seed; the privacy statement then says so.
 
@@ -90,6 +93,7 @@ class DiceMechanism:
     clipping: str | Clip = "flat"
     feedback_steps: int = 1
     num_microbatches: int | None = None
+    rows_per_unit: int = 1
     noise_is_secret: bool = True
 
     def __post_init__(self) -> None:
@@ -115,7 +119,7 @@ class DiceMechanism:
         if self.noise_multiplier > 0:
             smallest["minimum"] = _SMALLEST_NOISE
             check_number("noise_multiplier", self.noise_multiplier, **smallest)
-        for name in ("expected_batch_size", "feedback_steps"):
+        for name in ("expected_batch_size", "feedback_steps", "rows_per_unit"):
             store(name, check_integer(name, getattr(self, name)))
         store("bound_residuals", bool(self.bound_residuals))
         self.clip.check(self)
@@ -124,6 +128,13 @@ class DiceMechanism:
                 "Argument `feedback_steps` above 1 needs `bound_residuals=True`: only bounded "
                 "residuals can be fed back in parts with a known sensitivity. Received: "
                 f"feedback_steps={self.feedback_steps}, bound_residuals={self.bound_residuals!r}."
+            )
+        if self.num_microbatches is not None and self.rows_per_unit > 1:
+            raise MechanismError(
+                "Arguments `num_microbatches` and `rows_per_unit` exclude each other: the rows of "
+                "a unit are one example's or one person's, those of a microbatch are anybody's. "
+                f"Received: num_microbatches={self.num_microbatches}, "
+                f"rows_per_unit={self.rows_per_unit}. Leave one of them out."
             )
         if self.num_microbatches is not None:
             store("num_microbatches", check_integer("num_microbatches", self.num_microbatches))
@@ -145,6 +156,11 @@ class DiceMechanism:
         if self.num_microbatches is None:
             return 1
         return self.expected_batch_size // self.num_microbatches
+
+    @property
+    def rows_clipped_together(self) -> int:
+        """Number of rows whose mean gradient is clipped: of a unit, or of a microbatch."""
+        return max(self.rows_per_unit, self.microbatch_size)
 
     @property
     def divisor(self) -> int:

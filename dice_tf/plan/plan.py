@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import dataclasses
 import functools
 import math
@@ -64,7 +65,10 @@ class PrivacyPlan:
         error_norm_clip_ratio: Float >= 0, \(C_2 / C_1\).
         sampling: How batches are drawn, if not by `CyclicPoissonSampling` (`PoissonSampling`
             for DP-SGD); then it says `num_examples` and `batch_size`. Feedback pays with
-            cyclic sampling only, so with others `feedback_steps` defaults to 0.
+            cyclic sampling only, so with others `feedback_steps` defaults to 0. If it is one
+            `of_owners`, the plan is about owners.
+        views: Int >= 1, how many views of each row are clipped as one, see `dataset`. They
+            cost no epsilon.
 
     Raises:
         MechanismError: If arguments are missing or contradict each other.
@@ -94,6 +98,7 @@ class PrivacyPlan:
     feedback_steps: int
     error_norm_clip_ratio: float
     sampling: Sampling
+    views: int
     _why: dict[str, str] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __init__(
@@ -109,8 +114,10 @@ class PrivacyPlan:
         feedback_steps: int | None = None,
         error_norm_clip_ratio: float | None = None,
         sampling: Sampling | None = None,
+        views: int = 1,
     ) -> None:
         store = functools.partial(object.__setattr__, self)
+        store("views", check_integer("views", views, error=SamplingError))
         store("epochs", check_integer("epochs", epochs, error=AccountingError))
         check_accountant(accountant)
         store("accountant", accountant)
@@ -237,22 +244,33 @@ class PrivacyPlan:
             noise_multiplier=self.noise_multiplier,
             expected_batch_size=self.batch_size,
             feedback_steps=max(1, self.feedback_steps),
+            rows_per_unit=self.views * self.sampling.rows_per_unit,
             clipping=clipping,
             noise_is_secret=noise_is_secret,
         )
 
-    def dataset(self, x: Any, y: Any = None, sample_weight: Any = None) -> tf.data.Dataset:
-        """Returns the batches for `fit`: one iteration is one epoch.
+    def dataset(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        augment: Callable[[Any], Any] | None = None,
+    ) -> tf.data.Dataset:
+        """Returns the batches for `fit`: one iteration is one epoch, with `views` of each row.
 
         Args:
-            x: As for `sampling.dataset`, like the other two.
+            x: As for `sampling.dataset`, like all others.
             y: Targets, or `None`.
-            sample_weight: Weights of the examples, or `None`.
+            sample_weight: Weights of the rows, or `None`.
+            augment: Function that makes a view of each row, or `None`.
 
         Returns:
             `tf.data.Dataset`. Under a `tf.distribute` strategy, call this in its scope.
         """
-        return self.sampling.dataset(x, y, sample_weight, planned_epochs=self.epochs)
+        return self.sampling.dataset(
+            x, y, sample_weight, self.epochs, views=self.views, augment=augment
+        )
 
     def callback(self) -> EpsilonCallback:
         """Returns an `EpsilonCallback` with the budget and the accountant of this plan.

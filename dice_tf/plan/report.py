@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from dice_tf import accounting
 from dice_tf.accounting.epsilon import ACCOUNTANTS, delta_up, up
 from dice_tf.accounting.statement import plain_sampling
+from dice_tf.accounting.units import parameters as units_of
+from dice_tf.accounting.units import word
 
 if TYPE_CHECKING:
     from dice_tf.plan import PrivacyPlan
@@ -62,7 +64,8 @@ def report(plan: PrivacyPlan, why: Mapping[str, str]) -> str:
     # In a model of so many parameters the signal of all steps is as long as their noise.
     size = plan.signal_to_noise(1) ** 2
     rows = {
-        "data": f"{plan.num_examples} examples, {plan.batch_size} expected in a batch",
+        "data": f"{plan.num_examples} {word(sampling)}s, {plan.batch_size} expected in a batch",
+        **units_of(plan.mechanism(), sampling),
         "sampling": f"{type(sampling).__name__}{groups}",
         "steps": f"{plan.steps} = {plan.epochs} epochs of {sampling.steps_per_epoch} steps, each "
         f"{passes:.2f} passes over the data",

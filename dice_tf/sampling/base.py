@@ -27,7 +27,9 @@ from dice_tf.ledger import admission, provenance
 from dice_tf.mechanism import DiceMechanism
 from dice_tf.sampling import row_order
 from dice_tf.sampling.data_sources import row_fetcher, row_weights
+from dice_tf.sampling.owners import OfOwners, Owners
 from dice_tf.sampling.state import SamplingState, renew_in_forks
+from dice_tf.sampling.views import check_augment, check_views, with_views
 
 __all__ = ["Sampling"]
 
@@ -39,7 +41,7 @@ DrawPlan = tuple[Callable[[], np.ndarray], Callable[..., tuple[np.ndarray, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampling(abc.ABC):
+class Sampling(OfOwners, abc.ABC):
     """What every way of drawing batches has in common; use one of its subclasses.
 
     A new one is a frozen dataclass that defines `own_coins`, `draw_plan`, `accounted_rounds` and
@@ -52,6 +54,8 @@ class Sampling(abc.ABC):
         num_examples: Int >= 1, the size N of the data set. It is declared, never taken
             from a data loader, because the guarantee depends on it.
         expected_batch_size: Int >= 1, the mean number B of examples in a batch.
+        owners: `Owners` of rows, or `None`. With owners, every word about examples is about
+            owners: N and B count them, and whole ones are drawn. Use `of_owners`.
 
     Raises:
         SamplingError: If a value is out of range or values contradict each other.
@@ -81,6 +85,7 @@ class Sampling(abc.ABC):
 
     num_examples: int
     expected_batch_size: int
+    owners: Owners | None = dataclasses.field(default=None, kw_only=True, repr=False)
 
     if TYPE_CHECKING:
         # None of the fields.
@@ -110,6 +115,12 @@ class Sampling(abc.ABC):
                 f"expected_batch_size={self.expected_batch_size}, num_groups={self.num_groups}, "
                 f"num_examples={self.num_examples}."
             )
+        if self.owners is not None and self.owners.count != self.num_examples:
+            raise SamplingError(
+                "With `owners`, `num_examples` is the number of owners. Received: "
+                f"num_examples={self.num_examples} with {self.owners.count} owners. Use "
+                f"`{type(self).__name__}.of_owners(owner_ids, ...)`, which counts them."
+            )
         entropy = secrets.randbits(128) if seed is None else seed
         # Not a field: two objects with equal parameters are equal and account alike.
         object.__setattr__(self, "_state", SamplingState(entropy))
@@ -122,7 +133,8 @@ class Sampling(abc.ABC):
 
     def __reduce__(self):
         # Another process draws for itself: with the same entropy it would draw the same batches.
-        return type(self), tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return functools.partial(type(self), **fields), ()
 
     @property
     @abc.abstractmethod
@@ -299,7 +311,14 @@ class Sampling(abc.ABC):
         return self.num_groups > feedback_steps
 
     def dataset(
-        self, x: Any, y: Any = None, sample_weight: Any = None, planned_epochs: int = 1
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        planned_epochs: int = 1,
+        *,
+        views: int = 1,
+        augment: Callable[[Any], Any] | None = None,
     ) -> tf.data.Dataset:
         r"""Returns the `tf.data.Dataset` of batches that `fit` trains on.
 
@@ -319,7 +338,7 @@ class Sampling(abc.ABC):
         same batches, from entropy of the first one, and each takes its shard of them.
 
         Args:
-            x: Features: an array or tensor with `num_examples` rows, a dictionary or tuple
+            x: Features: an array or tensor with `num_rows` rows, a dictionary or tuple
                 of them, or a random-access source of elements, such as
                 `tfds.data_source(...)` or a list of `(features, label)` pairs. A source of
                 other elements gives batches `(element, None, weights)`, to be mapped
@@ -327,18 +346,25 @@ class Sampling(abc.ABC):
             y: Targets, arrays of the same kind, or `None`. Keras trains on `y=None`
                 only if the model brings its own loss (`add_loss`, `compute_loss`); an
                 autoencoder passes `y=x`.
-            sample_weight: Finite weights >= 0, shape `[num_examples]`, or a dictionary or
+            sample_weight: Finite weights >= 0, shape `[num_rows]`, or a dictionary or
                 tuple of them for several outputs. `None` means 1, for all or for one output.
             planned_epochs: Int >= 1, for how many epochs it will be used; only the padded size
                 depends on it.
+            views: Int K >= 1, how often each drawn row is shown, one view after the other. They
+                are clipped as one, by an optimizer with `rows_per_unit=K` (times
+                `rows_per_owner`), at no cost in epsilon.
+            augment: Function of features `[rows, ...]`, such as a Keras preprocessing layer or
+                random operations of TensorFlow, called afresh for each view. It must make each
+                row from that row alone; one that is seen to mix them is refused.
 
         Returns:
             Dataset of `(x, y, sample_weight)` with `steps_per_epoch` elements. Tensors
             have a leading dimension of the batch; `sample_weight` is float32.
 
         Raises:
-            SamplingError: If the data contradicts `num_examples`, has no random access,
-                or if several workers would draw different batches.
+            SamplingError: If the data contradicts `num_rows`, has no random access, `views` is
+                below 1, `augment` mixes rows or returns other than features, or if several
+                workers would draw different batches.
 
         Example:
 
@@ -349,8 +375,12 @@ class Sampling(abc.ABC):
         (10, 3)
         """
         check_integer("planned_epochs", planned_epochs, error=SamplingError)
-        fetch = row_fetcher(x, y, self.num_examples)
-        weights = row_weights(sample_weight, self.num_examples)
+        views = check_views(views, augment)
+        fetch = row_fetcher(x, y, self.num_rows)
+        if augment is not None:
+            check_augment(augment, fetch, self.num_rows)
+        fetch_views = with_views(fetch, views, augment)
+        weights = row_weights(sample_weight, self.num_rows)
         replicas = multi_worker.join_workers(self)
         begin, draw, rows = self.draw_plan(self.steps(planned_epochs), replicas)
         draws, name = [0], provenance.sampling_name(self)
@@ -363,9 +393,13 @@ class Sampling(abc.ABC):
             types = [tf.int64, tf.float32]
             indices, base = tf.numpy_function(counted_draw, [iteration, step], types)
             indices, base = tf.ensure_shape(indices, [rows]), tf.ensure_shape(base, [rows])
-            # Padding keeps the very bits of `base`: its zeros carry the provenance mark.
-            weigh = lambda w: base if w is None else tf.where(base > 0, tf.gather(w, indices), base)
-            return *fetch(indices), tf.nest.map_structure(weigh, weights)
+
+            def weigh(w):
+                # Padding keeps the very bits of `base`: its zeros carry the provenance mark.
+                of_rows = base if w is None else tf.where(base > 0, tf.gather(w, indices), base)
+                return of_rows if views == 1 else tf.repeat(of_rows, views)
+
+            return *fetch_views(indices), tf.nest.map_structure(weigh, weights)
 
         def batches(iteration):
             steps = tf.data.Dataset.range(self.steps_per_epoch)
@@ -379,9 +413,10 @@ class Sampling(abc.ABC):
         options.autotune.enabled = False
         data = data.with_options(options)
         # Asked for when a `fit` begins: a list, or a file, may have changed by then.
-        order = functools.partial(row_order.fingerprint, fetch, self.num_examples)
-        order = order if self.num_groups > 1 else None
-        admission.mark(data, admission.Source(self, draws, order))
+        of_owners = b"" if self.owners is None else self.owners.digest
+        order = functools.partial(row_order.fingerprint, fetch, self.num_rows, of_owners)
+        order = order if self.num_groups > 1 or self.owners is not None else None
+        admission.mark(data, admission.Source(self, draws, order, views * self.rows_per_unit))
         return data.apply(tf.data.experimental.assert_cardinality(self.steps_per_epoch)).prefetch(2)
 
     def _begin_iteration(self):

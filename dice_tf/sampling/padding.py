@@ -103,6 +103,9 @@ def padded_draws(
         size = smallest + increment * -(-excess // increment)
         indices = drawn if members is None else members[drawn]
         indices = with_others(indices, sampling.num_examples, size, rng)
-        return indices, weights(size, len(drawn), marks=group + 1)
+        shown = weights(size, len(drawn), marks=group + 1)
+        if sampling.owners is None:
+            return indices, shown
+        return sampling.owners.rows_of(indices, shown, rng)
 
     return sampling._begin_iteration, draw, None

@@ -14,7 +14,7 @@ import tensorflow as tf
 _ROWS = 64
 
 
-def fingerprint(fetch, num_examples):
+def fingerprint(fetch, num_examples, owners=b""):
     """Returns a number that is another one for rows in another order.
 
     It is made of rows at evenly spaced, public places: shuffling, sorting, leaving out and
@@ -24,6 +24,7 @@ def fingerprint(fetch, num_examples):
     Args:
         fetch: Function from int64 indices to rows, from `data_sources.row_fetcher`.
         num_examples: Int, the number of rows.
+        owners: Bytes, another value for rows of other owners.
 
     Returns:
         Int of 63 bits.
@@ -37,7 +38,7 @@ def fingerprint(fetch, num_examples):
     (True, False)
     """
     places = np.unique(np.linspace(0, num_examples - 1, _ROWS).astype(np.int64))
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(owners)
     for leaf in tf.nest.flatten(fetch(tf.constant(places))):
         if leaf is not None:
             values = np.asarray(leaf)

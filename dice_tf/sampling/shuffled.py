@@ -8,6 +8,7 @@ import math
 import numpy as np
 
 from dice_tf.accounting.events import Round, Rounds
+from dice_tf.errors import SamplingError
 from dice_tf.mechanism import DiceMechanism
 from dice_tf.sampling import padding
 from dice_tf.sampling.base import DRAW_STREAM, DrawPlan, Sampling
@@ -45,6 +46,15 @@ class ShuffledEpochs(Sampling):
     own_coins = False
     amplified = False
     whole_epochs = True
+
+    def __post_init__(self):
+        if self.owners is not None:
+            raise SamplingError(
+                "`ShuffledEpochs` shows rows, not owners. Received: "
+                f"owners={self.owners!r}. Use `RandomAllocation.of_owners(...)`, in whose epochs "
+                "each owner comes once, or `CyclicPoissonSampling.of_owners(...)`."
+            )
+        super().__post_init__()
 
     @property
     def sampling_probability(self) -> float:

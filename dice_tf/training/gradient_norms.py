@@ -217,7 +217,7 @@ def _norms(model, batch, chunk_size):
     engine, unit, compiled = layerwise.weighted_gradient_sums, 1, False
     optimizer = model.optimizer
     if is_private(optimizer):
-        engine, unit = private_step.engine_of(optimizer), optimizer.mechanism.microbatch_size
+        engine, unit = private_step.engine_of(optimizer), optimizer.mechanism.rows_clipped_together
         # As before training: some layers need it with this engine.
         compiled = bool(model.jit_compile) and optimizer.gradient_engine == "vectorized"
     if sample_weight is None:

@@ -28,7 +28,7 @@ from dice_tf.checkpoints import released_models
 from dice_tf.checks import precision
 from dice_tf.distribution import multi_worker, shared_backups, strategies
 from dice_tf.errors import OptimizerArgumentError
-from dice_tf.ledger import admission, fit_data, sampling_passes
+from dice_tf.ledger import admission, fit_data, sampling_passes, units
 from dice_tf.training import class_weights, data_dependent_callbacks, dense, rebuilding
 from dice_tf.training.epsilon_callback import EpsilonCallback
 from dice_tf.training.private_step import (
@@ -97,6 +97,7 @@ def _fit(stock_fit):
         given = inspect.signature(stock_fit).bind(self, x, *args, **kwargs).arguments
         found = admission.sources(x)
         samplings = [source.sampling for source in found]
+        units.check_data(self.optimizer.mechanism, found)
         rebuilding.build_again(self)
         multi_worker.align_samplers(self, x, samplings)
         multi_worker.check_workers_agree(self)

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from dice_tf.engine.loss import individual_losses
 from dice_tf.engine.overrides import shallow_copy
+from dice_tf.engine.units import present_rows
 
 
 def update_metrics(model, x, y, y_pred, sample_weight, losses, penalty):
@@ -53,13 +54,7 @@ def present_examples(sample_weight, losses):
         sample_weight: `None`, which is weight 1, a `[batch, ...]` tensor or a structure of both.
         losses: `[batch]`, for the size.
     """
-    present, weights = tf.zeros_like(losses), tf.nest.flatten(sample_weight)
-    if any(weight is None for weight in weights):
-        return tf.ones_like(losses)  # For one output at least.
-    for weight in weights:
-        weight = tf.reshape(tf.cast(weight, tf.float32), [tf.shape(losses)[0], -1])
-        present = tf.maximum(present, tf.cast(tf.reduce_any(weight != 0, axis=1), tf.float32))
-    return present
+    return present_rows(sample_weight, tf.shape(losses)[0])
 
 
 class _PresentOnly:

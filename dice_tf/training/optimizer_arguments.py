@@ -150,23 +150,18 @@ def check_engine(gradient_engine, mechanism, chunk_size):
         chunk_size: Int, or `None` for no chunks.
 
     Raises:
-        GradientEngineError: If a value is unknown, or contradicts the microbatches.
+        GradientEngineError: If a value is unknown, or cuts a unit in two.
     """
     if gradient_engine not in GRADIENT_ENGINES:
         raise GradientEngineError(
             f"Argument `gradient_engine` must be one of {GRADIENT_ENGINES}. "
             f"Received: gradient_engine={gradient_engine!r}."
         )
-    if mechanism.num_microbatches is not None and gradient_engine == "layerwise":
-        raise GradientEngineError(
-            "gradient_engine='layerwise' clips examples, not microbatches. Received: "
-            f"num_microbatches={mechanism.num_microbatches}. Use gradient_engine='vectorized', or "
-            "leave `num_microbatches` out: clipping examples also needs half the noise."
-        )
     if chunk_size is not None:
         check_integer("chunk_size", chunk_size, error=GradientEngineError)
-        if chunk_size % mechanism.microbatch_size:
+        if chunk_size % mechanism.rows_clipped_together:
             raise GradientEngineError(
-                f"Argument `chunk_size` must be a multiple of the {mechanism.microbatch_size} "
-                f"examples of a microbatch. Received: chunk_size={chunk_size}."
+                "Argument `chunk_size` counts rows, and must be a multiple of the "
+                f"{mechanism.rows_clipped_together} rows that are clipped together. Received: "
+                f"chunk_size={chunk_size}."
             )

@@ -148,12 +148,15 @@ class DiceSGDOptimizer(PrivateUpdate, keras.optimizers.SGD):
         num_microbatches: Int or `None`: clip mean gradients of this many microbatches
             instead of per-example gradients, as in TF-Privacy. Multiplies the sensitivity by 4
             with Poisson sampling, by 2 with shuffled epochs.
+        rows_per_unit: Int >= 1 or `None` (1): so many consecutive rows of a batch are one unit,
+            whose mean gradient is clipped, and \(B\) counts units: `views` of
+            `sampling.dataset` times `rows_per_owner` of a sampling of owners. `fit` refuses data
+            with another number. See `docs/units.md`.
         plan: `PrivacyPlan`, which decides all of the above but `l2_norm_clip` and `clipping`.
-        chunk_size: Int or `None`: at most this many examples' gradients are computed at
-            once. Bounds memory; changes nothing else.
+        chunk_size: Int or `None`: at most this many rows' gradients are computed at once, a
+            multiple of `rows_per_unit`. Bounds memory; changes nothing else.
         gradient_engine: `"layerwise"`: closed forms, layer by layer. `"vectorized"`: the whole
-            model under `tf.vectorized_map`, the reference, slow. `"auto"`: layerwise, but
-            vectorized with `num_microbatches`.
+            model under `tf.vectorized_map`, the reference, slow. `"auto"`: layerwise.
         self_check: Whether `fit` compares the gradients of a few examples with their gradients
             alone, once per compiled model, before the first step.
         rescale_to_unit_norm: Whether the noised direction is divided by \(C_1\) before the

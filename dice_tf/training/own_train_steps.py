@@ -95,17 +95,20 @@ def check_first_marks(model, sample_weight):
     Raises:
         SamplingError: If no accounting would ever believe that a sampler drew this batch.
     """
-    if int(model.optimizer.iterations) == 0 and int(provenance.count_marks(sample_weight)) > 1:
+    if int(model.optimizer.iterations) > 0:
+        return
+    if int(provenance.count_marks(sample_weight, model.optimizer.mechanism.rows_per_unit)) > 1:
         raise SamplingError(
             f"The first step of model '{model.name}' is on a batch that no sampler begins with: "
             "rows of two batches were put together, or batches left out. Give each step one batch "
-            "as it was drawn, (x, y, sample_weight). Rows beside real ones, such as fake ones of a "
-            "GAN, belong into a second input."
+            "as it was drawn, (x, y, sample_weight), and say `rows_per_unit` if it has views of "
+            "an example. Rows beside real ones, as of a GAN, belong into a second input."
         )
 
 
 def _check_marks(model, given, taken):
-    marks_given, marks_taken = (_marks(data) for data in (given, taken))
+    size = model.optimizer.mechanism.rows_per_unit
+    marks_given, marks_taken = (_marks(data, size) for data in (given, taken))
     if marks_given and marks_taken != marks_given:
         raise SamplingError(
             f"The `train_step` of model '{model.name}' lost the sampler's mark, which the sample "
@@ -115,8 +118,9 @@ def _check_marks(model, given, taken):
         )
 
 
-def _marks(data):
+def _marks(data, rows_per_unit):
     weights = keras.utils.unpack_x_y_sample_weight(data)[2] if isinstance(data, tuple) else None
     if any(weight is None for weight in tf.nest.flatten(weights)):
         return 0
-    return int(provenance.count_marks(tf.nest.map_structure(tf.convert_to_tensor, weights)))
+    weights = tf.nest.map_structure(tf.convert_to_tensor, weights)
+    return int(provenance.count_marks(weights, rows_per_unit))

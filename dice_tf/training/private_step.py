@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from dice_tf.checks import model_checks, precision, self_check
 from dice_tf.distribution import multi_worker, strategies
-from dice_tf.engine import chunks, layerwise, loss, vectorized
+from dice_tf.engine import chunks, layerwise, loss, units, vectorized
 from dice_tf.engine.engine import Engine
 from dice_tf.errors import LossError, ModelError
 from dice_tf.ledger import provenance
@@ -64,6 +64,7 @@ def private_train_step(model: keras.Model, data: Any) -> dict[str, Any]:
     strategies.check_replicas(model, data)
     x, y, sample_weight = unpack(model, data)
     precision.check_float32_products()
+    units.check_whole(x, _units(optimizer.mechanism))
     _prepare(model, optimizer, x, y, sample_weight)
     if tf.executing_eagerly() and not tf.distribute.has_strategy():
         own_train_steps.check_first_marks(model, sample_weight)
@@ -75,8 +76,9 @@ def private_train_step(model: keras.Model, data: Any) -> dict[str, Any]:
     _check_same_gradients(model, sums)
     variables = model.trainable_variables
     penalty, penalty_gradients = loss.regularization_gradients(variables)
-    marks = provenance.count_marks(sample_weight)
-    rows = tf.reduce_sum(metrics.present_examples(sample_weight, sums.losses))
+    rows_per_unit = optimizer.mechanism.rows_per_unit
+    marks = provenance.count_marks(sample_weight, rows_per_unit)
+    rows = units.count_present(sample_weight, tf.shape(sums.losses)[0], rows_per_unit)
     optimizer.apply_private_update(sums, variables, penalty_gradients, marks, rows)
     return metrics.update_metrics(model, x, y, sums.y_pred, sample_weight, sums.losses, penalty)
 
@@ -159,16 +161,14 @@ def _compare(model, data):
         if strategy.num_replicas_in_sync > 1:
             # A step that replicas take together cannot make variables.
             model._symbolic_build(data_batch=(x, y, sample_weight))
-    compared = True
-    if optimizer.mechanism.num_microbatches is None:
-        engine = functools.partial(engine_of(optimizer), model)
-        # Without XLA the reference engine may corrupt memory where it is allowed with it only.
-        compiled = bool(model.jit_compile) and optimizer.gradient_engine == "vectorized"
-        with strategies.first_replica(strategy):
-            compared = self_check.check_against_single_examples(
-                model, engine, x, y, sample_weight, compiled
-            )
-    # Otherwise the reference engine runs every microbatch on its own.
+    engine = functools.partial(engine_of(optimizer), model)
+    # Without XLA the reference engine may corrupt memory where it is allowed with it only.
+    compiled = bool(model.jit_compile) and optimizer.gradient_engine == "vectorized"
+    together = optimizer.mechanism.rows_clipped_together
+    with strategies.first_replica(strategy):
+        compared = self_check.check_against_single_examples(
+            model, engine, x, y, sample_weight, compiled, together
+        )
     if multi_worker.has_several_workers(strategy):
         # They must go on alike: whether the next batch is compared, too.
         compared = bool(multi_worker.values_of_chief(strategy, [compared])[0])
@@ -197,12 +197,12 @@ def unpack(model, data):
 
 def engine_of(optimizer) -> Engine:
     """Returns the function that computes the gradients which a private optimizer clips."""
-    mechanism = optimizer.mechanism
-    if optimizer.gradient_engine == "vectorized" or mechanism.num_microbatches is not None:
-        return functools.partial(
-            vectorized.weighted_gradient_sums, microbatch_size=mechanism.microbatch_size
-        )
-    return layerwise.weighted_gradient_sums
+    engine = vectorized if optimizer.gradient_engine == "vectorized" else layerwise
+    return functools.partial(engine.weighted_gradient_sums, units=_units(optimizer.mechanism))
+
+
+def _units(mechanism):
+    return units.Units(mechanism.rows_clipped_together, mechanism.num_microbatches is not None)
 
 
 def _gradient_sums(model, optimizer, x, y, sample_weight):
@@ -212,7 +212,7 @@ def _gradient_sums(model, optimizer, x, y, sample_weight):
     engine = functools.partial(engine, groups=None if groups is None else groups.of_variables)
     run = lambda x, y, sample_weight: engine(model, x, y, sample_weight, weights)
     return chunks.sums_in_chunks(
-        run, x, y, sample_weight, optimizer.chunk_size, mechanism.microbatch_size
+        run, x, y, sample_weight, optimizer.chunk_size, mechanism.rows_clipped_together
     )
 
 

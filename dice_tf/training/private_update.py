@@ -53,6 +53,7 @@ class PrivateUpdate(keras.optimizers.Optimizer if TYPE_CHECKING else object):
         clipping: str | Clip = "flat",
         feedback_steps: int | None = None,
         num_microbatches: int | None = None,
+        rows_per_unit: int | None = None,
         plan: PrivacyPlan | None = None,
         chunk_size: int | None = None,
         gradient_engine: str = "auto",
