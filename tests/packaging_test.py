@@ -147,9 +147,10 @@ def test_every_import_is_a_declared_dependency(setup_arguments, folder, extra):
     declared = required(setup_arguments["install_requires"])
     if extra:
         declared |= required(setup_arguments["extras_require"][extra])
-    # The package draws, and only there imports it, with an error that says so if it is missing.
-    optional = {"matplotlib"} if folder == "dice_tf" else set()
-    assert optional <= required(setup_arguments["extras_require"]["demo"])
+    # The package draws with the one and searches the hypermodels of the other. It imports them
+    # only there, with an error that says so if they are missing.
+    optional = {"matplotlib", "keras-tuner"} if folder == "dice_tf" else set()
+    assert optional <= set().union(*map(required, setup_arguments["extras_require"].values()))
     assert imported(folder) - optional <= declared
 
 

@@ -34,6 +34,8 @@ OTHER = {
     "clipping": "flat",
     "feedback_steps": 3,
     "num_microbatches": 4,
+    # Not beside microbatches; `test_rows_per_unit_is_handed_on_and_written_down` has another.
+    "rows_per_unit": 1,
 }
 
 
@@ -61,6 +63,13 @@ def test_optimizers_take_each_field_hand_it_on_and_write_it_down(optimizer_class
     assert optimizer_class(**required).mechanism == DiceMechanism(**required)
 
 
+def test_rows_per_unit_is_handed_on_and_written_down():
+    arguments = dict(OTHER, num_microbatches=None, rows_per_unit=4)
+    optimizer = DiceSGDOptimizer(**arguments)
+    assert optimizer.mechanism == DiceMechanism(**arguments)
+    assert optimizer.get_config()["rows_per_unit"] == 4
+
+
 def test_a_flag_of_numpy_is_written_to_files_as_a_plain_one():
     arguments = dict(OTHER, feedback_steps=1, bound_residuals=np.bool_(False))
     assert DiceSGDOptimizer(**arguments).get_config()["bound_residuals"] is False
@@ -68,8 +77,8 @@ def test_a_flag_of_numpy_is_written_to_files_as_a_plain_one():
 
 def test_calibration_takes_each_field_that_epsilon_depends_on():
     parameters = parameters_of(calibrate_noise_multiplier, OF_THE_BUDGET)
-    # It returns the noise, has the batch size from the sampling, and no threshold to divide by.
-    elsewhere = {"noise_multiplier", "expected_batch_size", "clipping"}
+    # It returns the noise, has batch size and unit from the sampling, and divides by no threshold.
+    elsewhere = {"noise_multiplier", "expected_batch_size", "clipping", "rows_per_unit"}
     assert set(parameters) == set(PRIVACY_ARGUMENTS) - elsewhere
     for name in set(parameters) - {"l2_norm_clip"}:
         assert parameters[name].default == FIELDS[name].default
@@ -99,3 +108,7 @@ def test_calibration_hands_each_field_on(name, value):
     noise = calibrate_noise_multiplier(2.0, 1e-3, sampling, 10, **given)
     mechanism = DiceMechanism(noise_multiplier=noise, expected_batch_size=16, **given)
     assert 1.99 < compute_epsilon(mechanism, sampling, 10, 1e-3) <= 2.0
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -147,3 +147,7 @@ def test_one_batch_of_fit_passes_twelve_modules_outside_the_engine():
         sys.setprofile(None)
     outside = {name for name in passed if not name.startswith("engine")}
     assert "training/epsilon_callback.py" in outside and len(outside) <= 12
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -187,3 +187,7 @@ def test_contributions_of_other_classes_are_refused():
 
     with pytest.raises(GradientEngineError, match="Received: object.*vectorized"):
         in_units(object(), 2)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
