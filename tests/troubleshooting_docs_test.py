@@ -104,6 +104,10 @@ REASON_TEXTS = [(f"{file}:{name}", text) for file, name, _ in REASONS
 QUOTES = quotes()
 
 
+def test_messages_have_at_most_sixty_words():
+    assert [name for name, text in MESSAGES if len(text.split()) > 60] == []
+
+
 def test_messages_are_found():
     assert len(MESSAGES) > 90 and len(QUOTES) > 90
     # All of them, or a message could hide behind a variable: these carry nothing but one.

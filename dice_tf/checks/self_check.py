@@ -320,9 +320,8 @@ def _refuse(model, norms, when, others):
     raise GradientEngineError(
         f"The gradients of {len(norms)} examples of model '{model.name}' depend on the other "
         f"examples of their batch: norms in the batch {norms.tolist()}, {when} {others.tolist()}. "
-        "A layer or a loss mixes examples (look for reductions over axis 0; one that has nothing "
-        "to reduce for a single example gives nan or inf alone), or a rule registered for a layer "
-        "is wrong."
+        "A layer or a loss mixes examples: look for reductions over axis 0 (nan or inf alone: one "
+        "with nothing to reduce for a single example). Or a rule registered for a layer is wrong."
     )
 
 

@@ -172,8 +172,7 @@ def _warn_of_discarded_steps(optimizer):
             f"This process took {discarded} steps that are not in epsilon: weights of an earlier "
             "step were loaded after them. That is right if nothing of these steps was released or "
             "used for a decision. Otherwise compute the epsilon of all steps, as planned ones, by "
-            "`accounting.compute_epsilon`; if they came from a private checkpoint, whose draws "
-            "repeat, as docs/saving.md has it for files that are loaded twice.",
+            "`accounting.compute_epsilon`; after a private checkpoint, see docs/saving.md.",
             stacklevel=2,
         )
 

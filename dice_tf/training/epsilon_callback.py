@@ -293,9 +293,8 @@ class EpsilonCallback(PassCallback):
                 f"allows {self._allowed} steps, of which {self.accounted_steps()} are spent "
                 f"(epsilon={up(self.epsilon())}); the next call of the train function would make "
                 f"it {steps} (epsilon={up(self._epsilon_after(steps))}). Keep the model as it is, "
-                "or start with a larger `noise_multiplier` from "
-                "`accounting.calibrate_noise_multiplier`. Raising `target_epsilon` is a decision "
-                "about the privacy of the people in the data."
+                "or start again with a larger `noise_multiplier`. Raising `target_epsilon` is a "
+                "decision about the privacy of the people in the data."
             )
 
     def _batches_of_call(self, batch):

@@ -101,8 +101,8 @@ def check_first_marks(model, sample_weight):
         raise SamplingError(
             f"The first step of model '{model.name}' is on a batch that no sampler begins with: "
             "rows of two batches were put together, or batches left out. Give each step one batch "
-            "as it was drawn, (x, y, sample_weight), and say `rows_per_unit` if it has views of "
-            "an example. Rows beside real ones, as of a GAN, belong into a second input."
+            "as it was drawn, and the optimizer `rows_per_unit` if examples have views. Rows "
+            "beside real ones, as of a GAN, belong into a second input."
         )
 
 

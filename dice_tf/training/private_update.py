@@ -97,9 +97,9 @@ class PrivateUpdate(keras.optimizers.Optimizer if TYPE_CHECKING else object):
                     f"The loss scale of {type(self).__name__} cannot be set, as LossScaleOptimizer "
                     "and MultiOptimizer do to an optimizer that they wrap: the first skips steps "
                     "depending on the data, which would tell about them, and both take gradients "
-                    f"of a whole batch. Received: loss_scale_factor={value!r}. If this comes from "
-                    "`compile` under the dtype policy 'mixed_float16', use 'mixed_bfloat16', which "
-                    "needs no loss scaling, or `compile(auto_scale_loss=False)`."
+                    f"of a whole batch. Received: loss_scale_factor={value!r}. Under the dtype "
+                    "policy 'mixed_float16' `compile` does so: use 'mixed_bfloat16', or "
+                    "`compile(auto_scale_loss=False)`."
                 )
             optimizer_arguments.check_not_fixed(type(self), name, value)
             optimizer_arguments.check_keras_argument(name, value)
