@@ -203,7 +203,8 @@ def log_inverse_gamma(mean: float, shape: float) -> float:
         share = x / -math.expm1(-x) if x > 1e-12 else 1.0
         return math.expm1(log_inverse) / log_inverse * share - mean
 
-    return float(optimize.brentq(excess, 1e-12, 100.0, xtol=1e-14, rtol=1e-14))
+    root: Any = optimize.brentq(excess, 1e-12, 100.0, xtol=1e-14)
+    return float(root)
 
 
 def selection_divergences(orders, divergences, mean, shape):

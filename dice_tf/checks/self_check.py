@@ -308,10 +308,10 @@ def _refuse_beyond_rounding(comparison, gradients, expected, too_large, toleranc
         difference = rounding.distance(gradient, alone)
         if difference <= tolerance:
             continue
-        row = comparison.rows([index])
-        count = tf.nest.flatten(row)[0].shape[0]
-        perturbed = perturbed or rounding.perturbed_gradient(comparison.model, *row, count)
-        draws = (perturbed(*row, tf.constant([i, seed])) for seed in range(rounding.DRAWS))
+        x, y = comparison.rows([index])
+        count = tf.nest.flatten(x)[0].shape[0]
+        perturbed = perturbed or rounding.perturbed_gradient(comparison.model, x, y, count)
+        draws = (perturbed(x, y, tf.constant([i, seed])) for seed in range(rounding.DRAWS))
         if all(difference > _MARGIN * rounding.distance(draw, alone) for draw in draws):
             refuse()
 

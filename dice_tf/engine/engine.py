@@ -49,6 +49,7 @@ class Engine(Protocol):
         Returns:
             A `GradientSums`.
         """
+        ...
 
 
 def split_by_group(norms: Any, weights: Sequence[Any], groups: Sequence[int] | None) -> list[Any]:

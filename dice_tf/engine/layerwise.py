@@ -199,10 +199,10 @@ def _weighted_sums(parts, group_of, groups):
     """
     keys = list(parts)
     kinds = len(groups[0][1])
-    splits = [residual_rows(*weights, norms) if kinds == 2 else None for norms, weights in groups]
+    splits = [residual_rows(w[0], w[1], norms) if kinds == 2 else None for norms, w in groups]
 
     def sums_of(part, group):
-        (_, weights), split = groups[group], splits[group]
+        weights, split = groups[group][1], splits[group]
         if split is not None and isinstance(part, OuterProduct) and part.prefers_rows():
             return part.head_and_residual(weights[0], split)
         return part.weighted_sums(weights)
@@ -210,8 +210,9 @@ def _weighted_sums(parts, group_of, groups):
     def flat_sums(clean):
         sums = []
         for key in keys:
-            each: Any = [sums_of(clean(part), group_of[key]) for part in parts[key]]
-            sums += [tf.add_n(s) if len(s) > 1 else s[0] for s in zip(*each, strict=True)]
+            each = [sums_of(clean(part), group_of[key]) for part in parts[key]]
+            of_kinds: Any = zip(*each, strict=True)
+            sums += [tf.add_n(s) if len(s) > 1 else s[0] for s in of_kinds]
         return sums
 
     # A gradient that is broken in one group counts nowhere.
@@ -222,7 +223,7 @@ def _weighted_sums(parts, group_of, groups):
         tf.cond(
             tf.reduce_all(finite),
             lambda: flat_sums(lambda part: part),
-            lambda: flat_sums(lambda part: part.without(~finite)),
+            lambda: flat_sums(lambda part: part.without(tf.logical_not(finite))),
         )
         if keys
         else []

@@ -60,8 +60,9 @@ def check_whole(x: Any, units: Units) -> None:
             "`sampling.dataset(...)` as it was drawn."
         )
     if first.shape[0] is None:
+        count: Any = tf.shape(first)[0]
         tf.debugging.assert_equal(
-            tf.shape(first)[0] % units.rows, 0, f"A batch must hold whole units of {units.rows}."
+            count % units.rows, 0, f"A batch must hold whole units of {units.rows}."
         )
 
 

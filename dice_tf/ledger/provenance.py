@@ -263,7 +263,8 @@ def count_marks(sample_weight, rows_per_unit=1):
     if rows_per_unit == 1:
         return rows
     # Not of whole units, if its sampler had others.
-    padded = tf.pad(marked, [[0, -tf.shape(marked)[0] % rows_per_unit]])
+    count: Any = tf.shape(marked)[0]
+    padded = tf.pad(marked, [[0, -count % rows_per_unit]])
     whole = tf.reduce_all(tf.reshape(padded, [-1, rows_per_unit]), 1)
     units = tf.reduce_sum(tf.cast(whole, tf.int32))
     return tf.where(rows == units * rows_per_unit, units, 0)

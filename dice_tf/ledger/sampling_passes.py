@@ -9,6 +9,7 @@ error starts from 0.
 """
 
 import contextlib
+from typing import Any
 import warnings
 import weakref
 
@@ -65,13 +66,14 @@ class PassCallback(keras.callbacks.Callback):
             row_counts.check(optimizer, self._origin)
 
     def _begin(self):
-        optimizer, origin = self.model.optimizer, self._origin
+        model: Any = self.model
+        optimizer, origin = model.optimizer, self._origin
         is_claimed = self._sources is not None
         row_order = admission.row_order(self._sources)
-        private_checkpoints.build_optimizer(self.model)
+        private_checkpoints.build_optimizer(model)
         claims.check_mechanism(optimizer)
         drawn_by = self._sources[0].sampling if self._sources else origin
-        follows = is_claimed and private_checkpoints.continue_sampling(self.model, drawn_by)
+        follows = is_claimed and private_checkpoints.continue_sampling(model, drawn_by)
         other_order = _is_other_order(optimizer, row_order)
         if not isinstance(origin, int) and (not follows or other_order):
             close_open_pass(optimizer, origin, row_order)

@@ -39,10 +39,11 @@ def rule_of(clipping: Any) -> Clip:
     >>> rule_of("flat")
     FlatClipping()
     """
-    if isinstance(clipping, str) and clipping in RULES:
-        return RULES[clipping]()
+    if isinstance(clipping, str):
+        if clipping in RULES:
+            return RULES[clipping]()
     # Exact types: a derived class may return other weights.
-    if type(clipping) in RULES.values():
+    elif type(clipping) in RULES.values():
         return clipping
     if isinstance(clipping, Mapping) and clipping.get("rule") in RULES:
         return RULES[clipping["rule"]](**clipping.get("arguments", {}))

@@ -70,6 +70,7 @@ class Clip(Protocol):
         Raises:
             MechanismError: If they do not.
         """
+        ...
 
     def groups(self, model: Any) -> VariableGroups | None:
         """Returns the groups of a model's trainable variables, `None` if all are one.
@@ -80,6 +81,7 @@ class Clip(Protocol):
         Raises:
             MechanismError: If the rule does not fit the model.
         """
+        ...
 
     def weights(self, norms: Any, c1: Any, c2: Any, bound_residuals: bool) -> tuple[Any, Any]:
         r"""Returns the head weights a and the residual weights b.
@@ -96,6 +98,7 @@ class Clip(Protocol):
         Returns:
             A pair of tensors like `norms`. Where n is infinite b may be anything.
         """
+        ...
 
     def bounded_error(self, errors: list[Any], c2: float) -> list[Any]:
         r"""Returns the part of an unbounded error that is fed back, at most \(C_2\) long.
@@ -104,12 +107,15 @@ class Clip(Protocol):
             errors: List of float32 tensors, the error e of all variables, as one vector.
             c2: Float > 0.
         """
+        ...
 
     def statement(self) -> str | None:
         """Returns what the privacy statement says of the rule, `None` for nothing."""
+        ...
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the class, as JSON has them."""
+        ...
 
 
 def clip_weights(norms, mechanism: DiceMechanism, groups: VariableGroups | None = None):

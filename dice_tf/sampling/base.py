@@ -13,7 +13,7 @@ from collections.abc import Callable
 import dataclasses
 import functools
 import secrets
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 import warnings
 
 import numpy as np
@@ -136,14 +136,18 @@ class Sampling(OfOwners, abc.ABC):
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return functools.partial(type(self), **fields), ()
 
-    @property
-    @abc.abstractmethod
-    def own_coins(self) -> bool:
-        """Whether examples take part by coins of their own, whatever other examples there are.
+    if TYPE_CHECKING:
+        own_coins: ClassVar[bool]
+    else:
 
-        Then an example can be added or removed. If not, one more would move others to other
-        batches, and the guarantee is for an example that is replaced by an empty one.
-        """
+        @property
+        @abc.abstractmethod
+        def own_coins(self) -> bool:
+            """Whether examples take part by coins of their own, whatever others there are.
+
+            Then an example can be added or removed. If not, one more would move others to other
+            batches, and the guarantee is for an example that is replaced by an empty one.
+            """
 
     @abc.abstractmethod
     def draw_plan(self, planned_steps: int, replicas: int = 1) -> DrawPlan:

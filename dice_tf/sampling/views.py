@@ -115,7 +115,7 @@ def _is_broken(features):
     """Which rows of augmented features hold a number that is none."""
     floats = [t for t in map(tf.convert_to_tensor, tf.nest.flatten(features))
               if t.dtype.is_floating]  # fmt: skip
-    rows = [np.isnan(t.numpy().reshape(t.shape[0], -1)).any(1) for t in floats]
+    rows = [np.isnan(t.numpy().reshape(len(t), -1)).any(1) for t in floats]
     return np.any(rows, axis=0) if rows else np.zeros(1, bool)
 
 

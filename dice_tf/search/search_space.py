@@ -5,6 +5,7 @@
 import json
 import secrets
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -153,7 +154,8 @@ def train_of_hypermodel(hypermodel, fit_arguments, objective):
     def train(trial):
         hp = _with_values(keras_tuner.HyperParameters(), trial.values)
         model = hypermodel.build(hp)
-        result = hypermodel.fit(hp, model, **fit_arguments(trial))
+        arguments: Any = fit_arguments(trial)
+        result = hypermodel.fit(hp, model, **arguments)
         unknown = sorted({one.name for one in hp.space} - {*trial.values})
         unknown = [name for name in unknown if name in hp.values]
         if unknown:

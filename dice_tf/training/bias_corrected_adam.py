@@ -9,15 +9,18 @@ can be subtracted.
 """
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from keras import ops
+import keras
 
 from dice_tf.checks.arguments import check_number
 from dice_tf.errors import OptimizerArgumentError
 
+# Keras' own types leave out that operations on tensors give tensors.
+ops: Any = keras.ops
 
-class NoiseBiasCorrection:
+
+class NoiseBiasCorrection(keras.optimizers.Adam if TYPE_CHECKING else object):
     """Mixin between `PrivateUpdate` and Keras' Adam; see `DiceAdamOptimizer`."""
 
     def __init__(
@@ -55,7 +58,7 @@ class NoiseBiasCorrection:
             return
         # As Keras' own, but for `noiseless`.
         cast = lambda value: ops.cast(value, variable.dtype)
-        gradient, step = cast(gradient), cast(self.iterations + 1)
+        gradient, step = cast(gradient), cast(ops.add(self.iterations, 1))
         kept = [ops.power(cast(beta), step) for beta in (self.beta_1, self.beta_2)]
         index = self._get_variable_index(variable)
         momentum, velocity = self._momentums[index], self._velocities[index]
@@ -72,8 +75,8 @@ class NoiseBiasCorrection:
 
     def _noise_variance(self):
         """Variance of the noise per coordinate of the direction that the rule is given."""
-        mechanism = self._mechanism
-        unit = mechanism.l2_norm_clip if self.rescale_to_unit_norm else 1.0
+        mechanism: Any = getattr(self, "_mechanism")
+        unit = mechanism.l2_norm_clip if getattr(self, "rescale_to_unit_norm") else 1.0
         return (mechanism.noise_stddev / unit) ** 2
 
     def get_config(self) -> dict[str, Any]:

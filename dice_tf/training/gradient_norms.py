@@ -204,7 +204,7 @@ def gradient_norms(model: keras.Model, public_batch: Any, chunk_size: int = 256)
     return GradientNorms(norms)
 
 
-def _norms(model, batch, chunk_size):
+def _norms(model, batch: Any, chunk_size):
     """Returns the norms of the units of a batch that have a weight, as NumPy float32.
 
     Args:
@@ -231,13 +231,15 @@ def _norms(model, batch, chunk_size):
         )
     if unit == 1 and getattr(optimizer, "self_check", True):
         run = functools.partial(engine, model)
-        if not self_check.check_against_single_examples(model, run, *batch, compiled):
+        if not self_check.check_against_single_examples(
+            model, run, batch[0], batch[1], batch[2], compiled
+        ):
             self_check.warn_unchecked(model, batches=1)
     batch = x, y, sample_weight
     # Sums are not asked for, so that TensorFlow leaves them out.
     no_sums = lambda norms: (tf.zeros_like(norms), None)
     of_chunk = tf.function(
-        lambda *chunk: engine(model, *chunk, no_sums).norms,
+        lambda x, y, sample_weight: engine(model, x, y, sample_weight, no_sums).norms,
         input_signature=tf.nest.map_structure(
             lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), batch
         ),
