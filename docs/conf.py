@@ -60,6 +60,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(int|float|str|bool|tuple|object|optional|ValueError|ImportError)"),
     # Of annotations: what every sampler is, and Python's own abstract classes.
     (r"py:.*", r"(dice_tf\.sampling\.)?(Sampling|Owners|Self)|collections\.abc\..*"),
+    (r"py:.*", r"(dice_tf\.mechanism\.clipping\.)?Clip"),
 ]
 
 # The root of the sources is that of the repository, so that links work here as on a git host.
@@ -82,6 +83,7 @@ CONTENTS = {
         "your_data_on_disk",
         "Units <units>",
         "Recipes <recipes>",
+        "private_search",
         "What works, and what is refused <features>",
         "Auditing <auditing>",
         "Migrating <migrating>",
@@ -92,6 +94,7 @@ CONTENTS = {
     ],
     "Check": [
         "Privacy <privacy>",
+        "groups",
         "Results <results>",
         "What it costs, and other packages <comparison>",
         "Benchmarks <../benchmarks/README>",

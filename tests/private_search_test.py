@@ -465,7 +465,7 @@ def one_model_for_all(trial):
 @pytest.mark.parametrize(
     "train, error, message",
     [
-        (plain, PlainGradientsError, "not private"),
+        (plain, PlainGradientsError, "Without a private optimizer"),
         (recompiled, DicePrivacyError, "private"),
         (too_long, AccountingError, "cost more"),
         (too_little_noise, AccountingError, "cost more"),

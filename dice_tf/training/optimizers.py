@@ -198,8 +198,8 @@ class DiceAdamOptimizer(PrivateUpdate, NoiseBiasCorrection, keras.optimizers.Ada
     With `correct_noise_bias=True` (DP-AdamBC) the variance of the noise is subtracted from the
     second moment, which otherwise is mostly noise:
 
-    \[x^{t+1} = x^t - \eta\, \hat m^t \Big/ \Big(\sqrt{\max(\hat v^t - \phi,\ \gamma')}
-      + \epsilon^t\Big), \qquad \phi = (z C_1 / B)^2\]
+    \[x^{t+1} = x^t - \frac{\eta\, \hat m^t}{\sqrt{\max(\hat v^t - \phi, \gamma')} + \epsilon^t},
+      \qquad \phi = (z C_1 / B)^2\]
 
     with Adam's moments \(\hat m\) and \(\hat v\), divided by \(1 - \beta^t\), and
     \(\epsilon^t = \epsilon / \sqrt{1 - \beta_2^t}\), as Keras has it. With
