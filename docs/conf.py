@@ -57,9 +57,11 @@ nitpicky = True
 nitpick_ignore_regex = [
     # Of other packages, and no site of theirs is asked: the build needs no network.
     (r"py:.*", r"(keras|tf|tensorflow|tensorflow_privacy|dp_query|dp_accounting|np|numpy)\..*"),
-    (r"py:.*", r"(int|float|str|bool|tuple|object|optional|ValueError|ImportError)"),
+    (r"py:.*", r"(keras_tuner|os|pathlib)\..*"),
+    (r"py:.*", r"(int|float|str|bool|tuple|object|optional|ValueError|ImportError|Figure)"),
     # Of annotations: what every sampler is, and Python's own abstract classes.
-    (r"py:.*", r"(dice_tf\.sampling\.)?(Sampling|Owners|Self)|collections\.abc\..*"),
+    (r"py:.*", r"(dice_tf\.sampling\.)?(owners\.)?(Sampling|Owners|Self)|collections\.abc\..*"),
+    (r"py:.*", r"(dice_tf\.accounting\.random_allocation\.)?AllocatedRound"),
     (r"py:.*", r"(dice_tf\.mechanism\.clipping\.)?Clip"),
 ]
 

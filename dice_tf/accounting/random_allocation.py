@@ -129,7 +129,7 @@ def renyi_divergence(cycles, noise_multiplier, order):
 def _log_moments(cycles, noise_multiplier, most):
     r"""Returns the logarithms of \(E_Q[L^k]\) for k = 0 to `most`.
 
-    \[E[(X_1 + ... + X_n)^k] = k!\,[y^k] \Big(\sum_j e^{j(j-1)v/2} \frac{y^j}{j!}\Big)^n.\]
+    \[E[(X_1 + ... + X_n)^k] = k!\,[y^k] \Bigl(\sum_j e^{j(j-1)v/2} \frac{y^j}{j!}\Bigr)^n.\]
     """
     k = np.arange(most + 1.0)
     log_factorials = special.gammaln(k + 1)

@@ -18,24 +18,24 @@ The selection runs Q independently K times, and releases the best result.
 **Renyi.** If one trial has divergence \(r(\alpha)\), the selection has at most
 
 \[r(\alpha) + \frac{\log \mu}{\alpha - 1}
-  + (1 + \eta) \min_\beta \Big[\big(1 - \tfrac1\beta\big) r(\beta)
-  + \tfrac1\beta \log \tfrac1\gamma\Big],\]
+  + (1 + \eta) \min_\beta \Bigl[(1 - \tfrac1\beta) r(\beta)
+  + \tfrac1\beta \log \tfrac1\gamma\Bigr],\]
 
 or, for Poisson, \(r(\alpha) + \log \mu/(\alpha-1) + \mu\,\delta(\log(1 + \frac1{\alpha-1}))\),
 where \(\delta(\cdot)\) is the delta of one trial at that epsilon.
 
 **Loss distributions.** If one trial has \(\varepsilon(\delta)\), the selection has at most
 
-\[\varepsilon(\delta/\mu) + (1 + \eta) \min_{\delta_1} \log\Big(e^{\varepsilon(\delta_1)}
-  + \tfrac{1 - \gamma}{\gamma}\,\delta_1\Big).\]
+\[\varepsilon(\delta/\mu) + (1 + \eta) \min_{\delta_1} \log\Bigl(e^{\varepsilon(\delta_1)}
+  + \tfrac{1 - \gamma}{\gamma}\,\delta_1\Bigr).\]
 
 Proof. With \(f\) the generating function of K, the selection has the density
 \(Q(y) f'(q)\), \(q = Q(\le y)\), where \(f'(x) \propto (1 - (1-\gamma) x)^{-\eta-1}\) is at most
 \(f'(1) = \mu\). Let \(Q'\) and \(q'\) be those of a neighbour, and \(\varepsilon_1 =
 \varepsilon(\delta_1)\). As \(1 - q' \le e^{\varepsilon_1}(1 - q) + \delta_1\),
 
-\[\frac{f'(q)}{f'(q')} = \Big(\frac{\gamma + (1-\gamma)(1-q')}{\gamma + (1-\gamma)(1-q)}
-  \Big)^{1+\eta} \le \Big(e^{\varepsilon_1} + \tfrac{1-\gamma}{\gamma}\delta_1\Big)^{1+\eta}
+\[\frac{f'(q)}{f'(q')} = \Bigl(\frac{\gamma + (1-\gamma)(1-q')}{\gamma + (1-\gamma)(1-q)}
+  \Bigr)^{1+\eta} \le \Bigl(e^{\varepsilon_1} + \tfrac{1-\gamma}{\gamma}\delta_1\Bigr)^{1+\eta}
   = e^c.\]
 
 So \(\int [Q f'(q) - e^{\varepsilon} Q' f'(q')]^+ \le \int f'(q) [Q - e^{\varepsilon - c} Q']^+

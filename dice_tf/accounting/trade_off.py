@@ -8,7 +8,7 @@ true-positive rate at a false-positive rate x. Two bounds hold for every x, and 
 smaller of them:
 
 \[g(x) \le \min_{\varepsilon \in R} e^\varepsilon x + \delta(\varepsilon), \qquad
-  g(x) \le \min_{\alpha > 1} \big(e^{D_\alpha} x\big)^{1 - 1/\alpha}.\]
+  g(x) \le \min_{\alpha > 1} (e^{D_\alpha} x)^{1 - 1/\alpha}.\]
 
 The first is the definition of differential privacy, with
 \(\delta(-\varepsilon) = 1 - e^{-\varepsilon}(1 - \delta(\varepsilon))\), which is the same
@@ -127,7 +127,7 @@ def _powers(rounds, log_delta, hops):
 def epsilon_of(power, log_delta):
     r"""Returns the epsilon of a pair of data sets whose tests obey a bound.
 
-    \[\varepsilon(\delta) = \max\Big(0, \sup_x \log\frac{G(x) - \delta}{x}\Big),\]
+    \[\varepsilon(\delta) = \max\Bigl(0, \sup_x \log\frac{G(x) - \delta}{x}\Bigr),\]
 
     because \(G(x) \le e^\varepsilon x + \delta\) has to hold for every x. G is concave, as a
     minimum and an iterate of growing concave functions, so the ratio rises and then falls.

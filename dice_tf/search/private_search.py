@@ -111,7 +111,7 @@ def private_search(
     epsilon of one trial, not that of all of them:
 
     \[\varepsilon' = \min_\alpha\; r(\alpha) + \tfrac{\log E[K]}{\alpha - 1}
-      + (1 + \eta)\min_\beta\big[(1 - \tfrac1\beta) r(\beta) + \tfrac1\beta\log\tfrac1\gamma\big]
+      + (1 + \eta)\min_\beta[(1 - \tfrac1\beta) r(\beta) + \tfrac1\beta\log\tfrac1\gamma]
       + \ldots,\]
 
     as `accounting.selection_epsilon` has it in full. It is printed before the first trial.
