@@ -162,7 +162,7 @@ def test_microbatches_give_one_norm_for_each_that_is_whole():
     np.testing.assert_allclose(
         result.norms, norms_one_by_one(model, loss, EXAMPLES // 2), rtol=1e-5
     )
-    with pytest.raises(GradientEngineError, match="multiple of the 2 examples"):
+    with pytest.raises(GradientEngineError, match="multiple of the 2 rows"):
         dice_tf.gradient_norms(model, (x, y), chunk_size=3)
     with pytest.raises(SamplingError, match="1 examples in microbatches of 2"):
         dice_tf.gradient_norms(model, (x[:1], y[:1]))
