@@ -162,7 +162,7 @@ def test_microbatches_give_one_norm_for_each_that_is_whole():
     np.testing.assert_allclose(
         result.norms, norms_one_by_one(model, loss, EXAMPLES // 2), rtol=1e-5
     )
-    with pytest.raises(GradientEngineError, match="multiple of the 2 examples"):
+    with pytest.raises(GradientEngineError, match="multiple of the 2 rows"):
         dice_tf.gradient_norms(model, (x, y), chunk_size=3)
     with pytest.raises(SamplingError, match="1 examples in microbatches of 2"):
         dice_tf.gradient_norms(model, (x[:1], y[:1]))
@@ -322,7 +322,7 @@ def test_what_is_no_batch_of_examples_is_refused(model, case):
         dice_tf.gradient_norms(model, batch)
 
 
-@pytest.mark.parametrize("chunk_size", [0, 2.5, None])
+@pytest.mark.parametrize("chunk_size", [0, 2.5])
 def test_chunk_sizes_are_checked(model, chunk_size):
     with pytest.raises(GradientEngineError, match="chunk_size"):
         dice_tf.gradient_norms(model, (X, Y), chunk_size=chunk_size)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import dp_accounting
 
-from dice_tf.accounting import events, trade_off
+from dice_tf.accounting import events, trade_off, units
 from dice_tf.accounting.loss_distribution import loss_distribution_curve, supports
 from dice_tf.accounting.renyi import renyi_epsilon, warn_at_edge
 from dice_tf.errors import AccountingError
@@ -68,6 +68,7 @@ class PrivacyGuarantee(NamedTuple):
         accountant: `"rdp"` or `"pld"`.
         steps: Int, the number of optimizer steps.
         group_size: Int >= 1, how many examples the relation changes at most.
+        unit: `"example"` or `"owner"`: what the relation is about.
 
     Example:
 
@@ -81,9 +82,11 @@ class PrivacyGuarantee(NamedTuple):
     accountant: str
     steps: int
     group_size: int = 1
+    unit: str = "example"
 
     def __str__(self) -> str:
         relation = events.relation_text(self.neighbouring_relation, self.group_size)
+        relation = relation.replace("example", self.unit)
         return (
             f"({up(self.epsilon)}, {delta_up(self.delta)})-differential privacy after {self.steps} "
             f"steps, where {relation} ({self.accountant.upper()} accountant)"
@@ -221,7 +224,8 @@ def guarantee(
         else:
             power = trade_off.log_power(account, math.log(delta), group_size)
             epsilon = trade_off.epsilon_of(power, math.log(delta))
-    return PrivacyGuarantee(epsilon, delta, relation, accountant, steps, group_size)
+    unit = units.word(sampling)
+    return PrivacyGuarantee(epsilon, delta, relation, accountant, steps, group_size, unit)
 
 
 def compute_epsilon(

@@ -9,7 +9,7 @@ import decimal
 import math
 from typing import TYPE_CHECKING
 
-from dice_tf.accounting import events, repeated_selection
+from dice_tf.accounting import events, repeated_selection, units
 from dice_tf.accounting import statement as of_one_run
 from dice_tf.accounting.composition import compose_epsilon
 from dice_tf.accounting.epsilon import (
@@ -120,12 +120,14 @@ def compose_statement(
         f"{delta_up(deltas)}. That holds, too, and is what composition saves."
     )
     others = ("Runs on the same data that are not in the list: they compose with these.",)
-    return _text(
+    text = _text(
         ("GUARANTEE", "\n".join(lines)),
         ("RUNS", "\n".join(table)),
         ("FOR COMPARISON", comparison),
         ("NOT COVERED", _items(others + _NOT_COVERED)),
     )
+    # All runs draw the same units, which `compose_epsilon` has checked.
+    return units.in_words_of(runs[0][1], text)
 
 
 def selection_statement(
@@ -218,7 +220,7 @@ def selection_statement(
     )
     own = of_one_run._parameters(mechanism, sampling, one, None)
     own = "\n".join(line for line in own.splitlines() if "draws are secret" not in line)
-    return _text(
+    text = _text(
         ("GUARANTEE", "\n".join(lines)),
         ("SEARCH", "\n".join(f"  {name:<28}{value}" for name, value in rows.items())),
         ("PARAMETERS OF ONE TRIAL", own),
@@ -228,6 +230,7 @@ def selection_statement(
         ),
         ("NOT COVERED", _items(not_covered + _NOT_COVERED)),
     )
+    return units.in_words_of(sampling, text)
 
 
 def check_score_data(score_data: str) -> None:

@@ -74,6 +74,8 @@ class PrivateState:
         self.row_counts = None
         # Fingerprint of the order of the rows that cyclic groups were drawn from.
         self.row_order = None
+        # Digest of the owners that `fit` drew here, whose epsilon the run is about.
+        self.owners = None
         # Whether all workers were found to hold the same optimizer.
         self.workers_agree = False
         # Whether anybody was told that steps were not accounted.

@@ -13,7 +13,7 @@ from dice_tf import accounting
 from dice_tf.accounting.events import check_delta, check_run
 from dice_tf.checkpoints import private_checkpoints
 from dice_tf.errors import SamplingError
-from dice_tf.ledger import claims, draw_origins, provenance
+from dice_tf.ledger import claims, draw_origins, provenance, units
 from dice_tf.mechanism import DiceMechanism
 from dice_tf.sampling import Sampling
 from dice_tf.training.run import private_optimizer
@@ -57,6 +57,7 @@ def accounted_run(model: keras.Model, sampling: Sampling) -> tuple[DiceMechanism
     check_run(optimizer.mechanism, sampling, 0)
     accounted_steps(model)  # Builds the optimizer, if it can be.
     claims.check_mechanism(optimizer)
+    units.check_same_owners(optimizer, sampling)
     steps = claims.check_steps(optimizer, sampling)
     if optimizer.built:
         draw_origins.check_steps(optimizer, sampling)

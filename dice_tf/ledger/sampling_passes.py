@@ -19,7 +19,7 @@ import tensorflow as tf
 from dice_tf.accounting.events import check_run
 from dice_tf.checkpoints import private_checkpoints
 from dice_tf.errors import UnaccountedStepsWarning
-from dice_tf.ledger import admission, claims, draw_origins, provenance, row_counts
+from dice_tf.ledger import admission, claims, draw_origins, provenance, row_counts, units
 from dice_tf.training.run import run_of
 
 
@@ -72,6 +72,7 @@ class PassCallback(keras.callbacks.Callback):
         row_order = admission.row_order(self._sources)
         private_checkpoints.build_optimizer(model)
         claims.check_mechanism(optimizer)
+        units.check_same_owners(optimizer, origin, begins=True)
         drawn_by = self._sources[0].sampling if self._sources else origin
         follows = is_claimed and private_checkpoints.continue_sampling(model, drawn_by)
         other_order = _is_other_order(optimizer, row_order)

@@ -39,6 +39,30 @@ def check_data(mechanism: Any, found: list) -> None:
             )
 
 
+def check_same_owners(optimizer: Any, sampling: Any, begins: bool = False) -> None:
+    """Refuses one epsilon of steps that drew the owners of different lists.
+
+    Args:
+        optimizer: A private optimizer.
+        sampling: The sampling that its run is accounted with.
+        begins: Whether a `fit` begins that draws them.
+
+    Raises:
+        SamplingError: If an earlier `fit` of this process drew other owners.
+    """
+    private, owners = optimizer._private, getattr(sampling, "owners", None)
+    if owners is None:
+        return
+    if private.owners not in (None, owners.digest):
+        raise SamplingError(
+            "Earlier steps of this optimizer drew owners by another list of ids, in which rows "
+            "belong together otherwise: no one epsilon is of both. Received: "
+            f"{sampling!r}. Use one list, with rows in one order, or compile with a new optimizer."
+        )
+    if begins:
+        private.owners = owners.digest
+
+
 def check_steps(mechanism: Any, loose_steps: int) -> None:
     """Refuses to account units of batches that no sampler drew.
 

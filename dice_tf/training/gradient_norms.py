@@ -38,6 +38,7 @@ from dice_tf.training.run import is_private
 __all__ = ["GradientNorms", "gradient_norms"]
 
 PERCENTS = (10, 25, 50, 75, 90, 99)
+_ROWS_AT_A_TIME = 256
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -131,7 +132,9 @@ class GradientNorms:
         return self.norms[np.isfinite(self.norms)].astype(np.float64)
 
 
-def gradient_norms(model: keras.Model, public_batch: Any, chunk_size: int = 256) -> GradientNorms:
+def gradient_norms(
+    model: keras.Model, public_batch: Any, chunk_size: int | None = None
+) -> GradientNorms:
     r"""Returns the norms of the gradients of public examples, to choose `l2_norm_clip` by.
 
     \[n_i = \lVert \nabla_x \ell_i(x) \rVert\]
@@ -148,8 +151,8 @@ def gradient_norms(model: keras.Model, public_batch: Any, chunk_size: int = 256)
         model: Keras model compiled with a loss, and with any optimizer.
         public_batch: `(x, y)` or `(x, y, sample_weight)`: arrays or tensors `[examples, ...]`, or
             nests of them. A weight scales the gradient; examples of weight 0 are left out.
-        chunk_size: Int >= 1: so many examples are computed at a time. Bounds memory; with
-            `num_microbatches` a multiple of their size.
+        chunk_size: Int >= 1: so many rows are computed at a time, about 256 by default. Bounds
+            memory; a multiple of the rows that the optimizer clips together.
 
     Returns:
         `GradientNorms`. Its `norms` are of the units that the optimizer clips.
@@ -174,8 +177,11 @@ def gradient_norms(model: keras.Model, public_batch: Any, chunk_size: int = 256)
     Source: Abadi et al., CCS 2016, Sec. 5.2 (the median of the norms as the threshold).
     """
     x, y, sample_weight = _public_parts(public_batch)
-    check_integer("chunk_size", chunk_size, error=GradientEngineError)
     optimizer = getattr(model, "optimizer", None)
+    if chunk_size is None:
+        together = optimizer.mechanism.rows_clipped_together if is_private(optimizer) else 1
+        chunk_size = max(1, _ROWS_AT_A_TIME // together) * together
+    check_integer("chunk_size", chunk_size, error=GradientEngineError)
     batch = (x, y) if sample_weight is None else (x, y, sample_weight)
     if is_private(optimizer):
         model, batch = private_step.received_by_step(model, batch)
