@@ -94,12 +94,13 @@ class RandomAllocation(Sampling):
 
         # The steps of an epoch come one after the other, and those of the next are fetched ahead.
         @functools.lru_cache(maxsize=2 * self.num_groups)
-        def members_of_cycles(pool, epoch):
+        def members_of_cycles(pool, epoch, entropy):
+            del entropy  # A private file may bring another one, and then other draws.
             rng = self._generator(_ALLOCATION_STREAM, *epoch)
             cycle_of = rng.integers(self.cycles_per_epoch, size=pool)
             order = np.argsort(cycle_of, kind="stable")
             ends = np.cumsum(np.bincount(cycle_of, minlength=self.cycles_per_epoch))
             return np.split(order, ends[:-1])
 
-        pick = lambda pool, rng, epoch, cycle: members_of_cycles(pool, epoch)[cycle]
+        pick = lambda pool, rng, epoch, cycle: members_of_cycles(pool, epoch, self.entropy)[cycle]
         return padding.padded_draws(self, pick, planned_steps, replicas)
