@@ -3,6 +3,10 @@
 """What a training run costs in privacy, noise for a budget, and a statement to print."""
 
 from dice_tf.accounting import quiet_command
+
+# Before anything loads TensorFlow.
+quiet_command.silence_tensorflow()
+
 from dice_tf.accounting.attack import true_positive_rates
 from dice_tf.accounting.calibration import (
     calibrate_batch_size,
@@ -43,5 +47,3 @@ __all__ = [
     "selection_statement",
     "true_positive_rates",
 ]
-
-quiet_command.silence_tensorflow()
