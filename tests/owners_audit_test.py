@@ -59,3 +59,7 @@ def test_one_epsilon_is_not_of_owners_of_two_lists():
 
 def test_gradient_norms_take_units_that_do_not_divide_the_default_chunk():
     assert dice_tf.gradient_norms(compiled(), (X[:12], Y[:12])).norms.shape == (4,)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
