@@ -370,6 +370,17 @@ def test_runs_are_compared_at_every_order():
     assert not most((mechanism(num_microbatches=B), own, 2))
 
 
+def test_by_loss_distributions_rounds_are_compared_one_by_one():
+    declared = mechanism(), CyclicPoissonSampling(N, B), STEPS
+    most = lambda run: repeated_selection.costs_at_most(run, declared, DELTA, "pld")
+    own = CyclicPoissonSampling(N, B)
+    assert most(declared) and most((mechanism(2.1), own, STEPS - 2))
+    # With much more noise, Renyi divergences of more steps are smaller at every order.
+    many = mechanism(20.0), own, 4 * STEPS
+    assert repeated_selection.costs_at_most(many, declared, DELTA) and not most(many)
+    assert not most((mechanism(1.99), own, 1))
+
+
 def test_unbounded_runs_of_fewer_steps_cost_less():
     declared = mechanism(bound_residuals=False), PoissonSampling(N, B), 50
     shorter = (*declared[:2], 31)

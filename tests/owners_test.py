@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import dice_tf
 from dice_tf import accounting
-from dice_tf.errors import AccountingError, MechanismError, SamplingError
+from dice_tf.errors import AccountingError, MechanismError, SamplingError, UncheckedGradientsWarning
 from dice_tf.ledger import admission, provenance
 from dice_tf.sampling.owners import Owners, _subsets
 
@@ -214,6 +214,12 @@ def test_bad_views_are_refused_before_the_first_batch(arguments, match):
         make("poisson").dataset(np.ones([ROWS, 4], "float32"), views=2, **arguments) if (
             "views" not in arguments
         ) else make("poisson").dataset(np.ones([ROWS, 4], "float32"), **arguments)
+
+
+def test_an_augment_that_takes_no_floats_is_said_to_be_unchecked():
+    images = np.zeros([make("poisson").num_rows, 2], "uint8")
+    with pytest.warns(UncheckedGradientsWarning, match="keeps rows apart could not be seen"):
+        make("poisson").dataset(images, views=2, augment=tf.bitwise.invert)
 
 
 def test_stock_augmentations_pass():

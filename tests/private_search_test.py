@@ -229,6 +229,25 @@ def test_a_search_goes_on_with_its_own_arguments_only(tmp_path, three_trials):
             search(folder, Scores([]), **changes)
 
 
+def test_a_search_goes_on_with_its_own_owners_only(tmp_path, three_trials):
+    def plan(ids):
+        sampling = dice_tf.PoissonSampling.of_owners(ids, expected_batch_size=B, rows_per_owner=1)
+        return dice_tf.PrivacyPlan(
+            sampling=sampling, epochs=1, noise_multiplier=3.0, delta=DELTA, accountant="rdp"
+        )
+
+    def killed(trial):
+        raise KeyboardInterrupt
+
+    ids = np.arange(2 * N) // 2
+    with pytest.raises(KeyboardInterrupt):
+        search(tmp_path / "search", killed, run=plan(ids))
+    with pytest.raises(KeyboardInterrupt):
+        search(tmp_path / "search", killed, run=plan(ids))
+    with pytest.raises(AccountingError, match="other arguments.*owners"):
+        search(tmp_path / "search", killed, run=plan(np.roll(ids, 1)))
+
+
 def test_the_directory_is_private(tmp_path, three_trials):
     folder = tmp_path / "deep" / "search"
     search(folder, Scores([0.1, 0.3, 0.2]))

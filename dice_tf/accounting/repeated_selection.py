@@ -286,13 +286,19 @@ def costs_at_most(
     run: tuple[DiceMechanism, Sampling, int],
     declared: tuple[DiceMechanism, Sampling, int],
     delta: float,
+    accountant: str = "rdp",
 ) -> bool:
-    """Returns whether a run costs at most what another one does, at every Renyi order.
+    """Returns whether a run costs at most what another one does, by the whole curve.
+
+    Renyi divergences are compared at every order. They say nothing of distributions of the
+    privacy loss, so with `"pld"` also the rounds themselves: as many or fewer, each drawn with
+    at most the probability and with at least the noise.
 
     Args:
         run: `(mechanism, sampling, steps)`.
         declared: The run that it is held against.
         delta: Float in (0, 1/N), by which the unbounded form is accounted.
+        accountant: `"rdp"` or `"pld"`.
 
     Returns:
         Whether it does. Runs with other neighbours, or of other data, are not compared.
@@ -310,7 +316,18 @@ def costs_at_most(
         # How it is split depends on the number of steps; with less of them it costs less.
         steps = max(steps, most)
     of_run, of_declared = (
-        divergences_of(run_rounds(*one, delta))[1]
-        for one in ((mechanism, sampling, steps), declared)
+        run_rounds(*one, delta) for one in ((mechanism, sampling, steps), declared)
     )
-    return bool(np.all(of_run <= of_declared * (1 + 1e-9)))
+    if accountant == "pld" and not _is_dominated(of_run, of_declared):
+        return False
+    divergences, most_of_them = (divergences_of(rounds)[1] for rounds in (of_run, of_declared))
+    return bool(np.all(divergences <= most_of_them * (1 + 1e-9)))
+
+
+def _is_dominated(rounds, others):
+    return len(rounds) == len(others) and all(
+        one.sampling_probability <= other.sampling_probability
+        and one.noise_multiplier >= other.noise_multiplier * (1 - 1e-9)
+        and one.count <= other.count
+        for one, other in zip(rounds, others, strict=True)
+    )

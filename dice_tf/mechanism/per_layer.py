@@ -93,12 +93,7 @@ class PerLayerClipping:
     def check(self, mechanism: DiceMechanism) -> None:
         """Refuses unbounded residuals, whose error is clipped as a whole."""
         if mechanism.error_norm_clip > 0 and not mechanism.bound_residuals:
-            raise MechanismError(
-                'clipping="per_layer" bounds the residual of every layer, so it needs '
-                "bound_residuals=True, the default. Received: "
-                f"bound_residuals={mechanism.bound_residuals!r}. Leave it out, or take "
-                'clipping="flat".'
-            )
+            self.bounded_error([], mechanism.error_norm_clip)
 
     def groups(self, model: Any) -> VariableGroups:
         """Returns one group per layer that has trainable variables, in the model's order.
@@ -131,8 +126,12 @@ class PerLayerClipping:
         return weights_at_thresholds(norms, c1, c2, bound_residuals)
 
     def bounded_error(self, errors: list[Any], c2: float) -> list[Any]:
-        """Not used: `check` refuses unbounded residuals."""
-        raise NotImplementedError
+        """Refuses: the error of all layers together would be clipped as a whole."""
+        raise MechanismError(
+            'clipping="per_layer" bounds the residual of every layer, so it needs '
+            "bound_residuals=True, the default. Received: bound_residuals=False. Leave it out, or "
+            'take clipping="flat".'
+        )
 
     def statement(self) -> str:
         """Returns how the thresholds are shared out."""

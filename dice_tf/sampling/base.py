@@ -175,7 +175,8 @@ class Sampling(OfOwners, abc.ABC):
         Returns:
             `accounting.Round`s whose adaptive composition is no less distinguishable, in both
             directions, than the run with an example and without. Those of one epoch say whether
-            there is any amplification.
+            there is any amplification. Numbers of steps that have equal rounds at one noise must
+            have them at all: `EpsilonCallback` computes epsilon once for them.
         """
 
     @abc.abstractmethod

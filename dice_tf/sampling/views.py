@@ -4,12 +4,13 @@
 
 from collections.abc import Callable
 from typing import Any
+import warnings
 
 import numpy as np
 import tensorflow as tf
 
 from dice_tf.checks.arguments import check_integer
-from dice_tf.errors import SamplingError
+from dice_tf.errors import SamplingError, UncheckedGradientsWarning
 
 # So many rows are looked at before the first batch, and so often: a shuffle that mixes them is
 # missed with a probability of 1e-5.
@@ -86,7 +87,14 @@ def check_augment(augment: Callable, fetch: Callable, num_rows: int) -> None:
     numbers = tf.nest.map_structure(_as_floats, x)
     try:
         before = _is_broken(_augmented(augment, numbers))
-    except Exception:  # Of a function that takes only what it is to get.
+    except Exception as error:  # Of a function that takes only what it is to get.
+        warnings.warn(
+            "Whether `augment` keeps rows apart could not be seen, because it fails on features "
+            f"as floats ({type(error).__name__}). Received: augment={_name(augment)}. If a view "
+            "depends on other rows, epsilon is void: make each view of its own row alone.",
+            UncheckedGradientsWarning,
+            stacklevel=3,
+        )
         return
     broken = np.arange(count) >= count // 2
     poison = lambda t: t if not t.dtype.is_floating else _with_nan(t, broken)

@@ -189,6 +189,8 @@ def private_search(
     epsilon = repeated_selection.selection_epsilon(*declared_run, delta, mean, shape, accountant)
     declared = {
         "run": f"({mechanism!r}, {sampling!r}, {steps})",
+        # Their list is private, and not in the text of a sampling.
+        "owners": "none" if sampling.owners is None else sampling.owners.digest.hex()[:16],
         "delta": repr(delta),
         "mean_trials": repr(mean),
         "shape": repr(shape),
@@ -212,7 +214,7 @@ def private_search(
         own = fresh_sampling(sampling)
         trial = Trial(dict(values), own, delta, accountant, record.trial_directory)
         model, score = _results(train(trial))
-        made = _check_trial(model, own, declared_run, delta, earlier)
+        made = _check_trial(model, own, declared_run, (delta, accountant), earlier)
         earlier.add(model)
         model.optimizer.save_errors = False  # The result is for release.
         if record.end_trial(model, score, made):
@@ -302,7 +304,7 @@ def _results(returned):
     return returned[0], search_space.as_score(returned[1])
 
 
-def _check_trial(model, sampling, declared_run, delta, earlier):
+def _check_trial(model, sampling, declared_run, account, earlier):
     """Returns the steps of a trial, once its ledger says that it costs at most what is declared.
 
     Raises:
@@ -327,7 +329,7 @@ def _check_trial(model, sampling, declared_run, delta, earlier):
             "must be independent. Leave `seed` out."
         )
     _check_draws(model, sampling)
-    if not repeated_selection.costs_at_most(made, declared_run, delta):
+    if not repeated_selection.costs_at_most(made, declared_run, *account):
         raise AccountingError(
             f"A trial cost more than `run` declares, by which the search is accounted. Received: "
             f"{steps} steps of {mechanism!r}. Declared: {declared_run[2]} steps of "

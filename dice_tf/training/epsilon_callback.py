@@ -272,7 +272,7 @@ class EpsilonCallback(PassCallback):
 
     def _search_limit(self, steps):
         """Finds that `steps` are affordable, or else the largest number that is."""
-        assert self.target_epsilon is not None
+        assert self.target_epsilon is not None  # For type checkers: all callers know.
         if self._epsilon_after(steps) <= self.target_epsilon:
             self._allowed = steps
             return
