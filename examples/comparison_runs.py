@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The training runs of compare.py: stacked ones for its searches, the package's for its tests."""
 
+from concurrent import futures
 import functools
 import hashlib
 import time
@@ -61,10 +62,11 @@ class Runs:
     Args:
         folder: `pathlib.Path` of the results.
         task: `comparison_tasks.Task`.
+        threads: Int, how many stacks are trained at the same time.
     """
 
-    def __init__(self, folder, task):
-        self._folder, self._task = folder, task
+    def __init__(self, folder, task, threads=1):
+        self._folder, self._task, self._threads = folder, task, threads
         self._known = {
             stage: trial_log.read(folder / f"{stage}.csv", comparison_search.Trial, Result)
             for stage in ("search", *_TEST_STAGES)
@@ -130,8 +132,10 @@ class Runs:
         ]
         work = [len(part) * part[0].epochs for part in parts]
         start = time.monotonic()
-        for number, part in enumerate(parts):
-            self._train_stack(part, data)
+        for number, (part, found) in enumerate(self._side_by_side(parts, data, self._held_out)):
+            for trial, result in zip(part, found, strict=True):
+                trial_log.append(self._folder / "search.csv", trial, result)
+                known[trial] = result
             done, passed = sum(work[: number + 1]), time.monotonic() - start
             left = passed / done * (sum(work) - done) / 60
             print(
@@ -142,14 +146,24 @@ class Runs:
             )
         return [known[trial].score for trial in trials]
 
-    def _train_stack(self, trials, data):
-        start, size = time.monotonic(), len(data[0])
-        sampling = self.sampling(trials[0], size)
-        weights = self._train_stacked(trials, data)
+    def _side_by_side(self, parts, data, use):
+        """Yields every part with what `use(trials, weights, seconds)` makes of it."""
+
+        def train(part):
+            start = time.monotonic()
+            weights = self._train_stacked(part, data)
+            return part, use(part, weights, (time.monotonic() - start) / len(part))
+
+        # NumPy lets other threads run while it computes.
+        with futures.ThreadPoolExecutor(self._threads) as pool:
+            yield from pool.map(train, parts)
+
+    def _held_out(self, trials, weights, seconds):
+        size = len(self._task.x) - self._task.held_out
         scores = _scores(weights, self._task, self._task.held_out_data()).mean(0)
-        seconds = (time.monotonic() - start) / len(trials)
-        for trial, score in zip(trials, scores, strict=True):
-            result = Result(
+        sampling = self.sampling(trials[0], size)
+        return [
+            Result(
                 *self._configuration(trial, size)[:3],
                 type(sampling).__name__,
                 sampling.steps(trial.epochs),
@@ -158,8 +172,8 @@ class Runs:
                 float(np.nan_to_num(score, nan=-1.0)),
                 seconds,
             )
-            trial_log.append(self._folder / "search.csv", trial, result)
-            self._known["search"][trial] = result
+            for trial, score in zip(trials, scores, strict=True)
+        ]
 
     def _train_stacked(self, trials, data):
         return stacked_trainer.train(
@@ -187,36 +201,59 @@ class Runs:
         steps = self.sampling(trial, num_examples).steps(trial.epochs)
         return max(0.0, 1 - 1 / (trial.averaged_part * steps)) if trial.averaged_part else 0.0
 
+    def train_stacked_tests(self, trials):
+        """Trains trials on all training data by the stacked trainer, for `test_scores`.
+
+        Args:
+            trials: List of `comparison_search.Trial`.
+        """
+        missing = [[trial] for trial in trials if self._known_scores(trial, False) is None]
+        data = self._task.train_data(for_search=False)
+        for (trial,) in missing:
+            self._noise(trial, len(data[0]))
+        use = lambda part, weights, seconds: (weights, seconds)
+        for (trial,), (weights, seconds) in self._side_by_side(missing, data, use):
+            self._test(trial, weights, False, seconds)
+            print(f"Trained for a test: {trial} ({seconds:.0f} s)", flush=True)
+
     def test_scores(self, trial, by_package, self_check=False):
         """Returns the score of every test example, after a training on all training data.
 
         Args:
             trial: `comparison_search.Trial`.
-            by_package: Whether the package trains, or the stacked trainer.
+            by_package: Whether the package trains; if not, `train_stacked_tests` has.
             self_check: Whether the package checks the gradients of the model.
 
         Returns:
             Float32 `[test examples]`.
         """
-        stage = _TEST_STAGES[by_package]
-        name = hashlib.sha256(repr(trial).encode()).hexdigest()[:16]
-        path = self._folder / stage / f"{name}.npy"
-        known = self._known[stage]
-        if trial in known and path.exists():
-            return np.load(path)
-        start = time.monotonic()
-        if by_package:
+        scores = self._known_scores(trial, by_package)
+        if scores is None and by_package:
+            start = time.monotonic()
             weights = self.train(trial, self_check)[1].layers[0].kernel.numpy()[:, np.newaxis]
-        else:
-            weights = self._train_stacked([trial], self._task.train_data(for_search=False))
+            scores = self._test(trial, weights, True, time.monotonic() - start)
+        return scores
+
+    def _known_scores(self, trial, by_package):
+        path = self._scores_path(trial, by_package)
+        if trial in self._known[_TEST_STAGES[by_package]] and path.exists():
+            return np.load(path)
+        return None
+
+    def _scores_path(self, trial, by_package):
+        name = hashlib.sha256(repr(trial).encode()).hexdigest()[:16]
+        return self._folder / _TEST_STAGES[by_package] / f"{name}.npy"
+
+    def _test(self, trial, weights, by_package, seconds):
+        stage = _TEST_STAGES[by_package]
         scores = _scores(weights, self._task, self._task.test)[:, 0].astype(np.float32)
-        plan = self.plan(trial)
-        # The seed changes nothing about it.
-        epsilon = _cached_epsilon(self.plan(trial._replace(seed=0)))
+        # The seed changes nothing about epsilon.
+        plan = self.plan(trial._replace(seed=0))
+        epsilon = _cached_epsilon(plan)
         if not epsilon <= trial.target_epsilon:
             raise AssertionError(f"epsilon={epsilon} is above that of {trial}.")
         clip = trial.clip * trial.share
-        known[trial] = Result(
+        result = Result(
             clip,
             clip * plan.error_norm_clip_ratio,
             plan.noise_multiplier,
@@ -224,11 +261,13 @@ class Runs:
             plan.steps,
             epsilon,
             float(scores.mean()),
-            time.monotonic() - start,
+            seconds,
         )
+        path = self._scores_path(trial, by_package)
         path.parent.mkdir(exist_ok=True)
         np.save(path, scores)
-        trial_log.append(self._folder / f"{stage}.csv", trial, known[trial])
+        trial_log.append(self._folder / f"{stage}.csv", trial, result)
+        self._known[stage][trial] = result
         return scores
 
     def test_result(self, trial, by_package):
