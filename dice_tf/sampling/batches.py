@@ -12,8 +12,6 @@ from dice_tf.sampling import row_order
 from dice_tf.sampling.data_sources import row_fetcher, row_weights
 from dice_tf.sampling.views import check_augment, check_views, with_views
 
-__all__ = ["dataset"]
-
 
 def dataset(sampling, x, y, sample_weight, planned_epochs, views, augment):
     """Returns the `tf.data.Dataset` that `sampling.dataset` describes.
