@@ -9,6 +9,7 @@ error starts from 0.
 """
 
 import contextlib
+import math
 from typing import Any
 import warnings
 import weakref
@@ -21,6 +22,7 @@ from dice_tf.checkpoints import private_checkpoints
 from dice_tf.errors import UnaccountedStepsWarning
 from dice_tf.ledger import admission, claims, draw_origins, provenance, row_counts, units
 from dice_tf.training.run import run_of
+from dice_tf.training.thresholds import clip_thresholds
 
 
 class PassCallback(keras.callbacks.Callback):
@@ -64,6 +66,9 @@ class PassCallback(keras.callbacks.Callback):
         provenance.write_record(optimizer, record)
         if optimizer.built and self._sources is not None:
             row_counts.check(optimizer, self._origin)
+        if logs is not None and optimizer.built and optimizer.mechanism.moves:
+            # Of all layers together, and public.
+            logs["l2_norm_clip"] = math.hypot(*clip_thresholds(self.model).values())
 
     def _begin(self):
         model: Any = self.model
@@ -200,12 +205,14 @@ def close_open_pass(optimizer, sampling, row_order=None):
     record = provenance.read_record(optimizer)
     missing = -(steps + record["unfinished_steps"]) % sampling.steps_per_round
     record["unfinished_steps"] += missing
-    if sampling.num_groups > 1:
+    # A schedule goes on after the steps that the pass lacks: a residual that met the noise of
+    # steps beyond them would be accounted at another.
+    if sampling.num_groups > 1 or optimizer._mechanism.schedule is not None:
         other_groups = record["assignment"] != sampling.assignment
         if missing or other_groups or _is_other_order(optimizer, row_order):
             for error in optimizer.errors:
                 error.assign(tf.zeros(error.shape))
-        if missing:
+        if missing and sampling.num_groups > 1:
             record["last_group"] = sampling.num_groups - 1
     record["assignment"] = sampling.assignment
     provenance.write_record(optimizer, record)

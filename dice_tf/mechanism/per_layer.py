@@ -72,6 +72,7 @@ class PerLayerClipping:
 
     name: ClassVar[str] = "per_layer"
     threshold: ClassVar[float | None] = None
+    sets_thresholds: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         given = self.proportions
