@@ -205,14 +205,15 @@ def close_open_pass(optimizer, sampling, row_order=None):
     record = provenance.read_record(optimizer)
     missing = -(steps + record["unfinished_steps"]) % sampling.steps_per_round
     record["unfinished_steps"] += missing
-    # A schedule goes on after the steps that the pass lacks: a residual that met the noise of
-    # steps beyond them would be accounted at another.
-    if sampling.num_groups > 1 or optimizer._mechanism.schedule is not None:
-        other_groups = record["assignment"] != sampling.assignment
-        if missing or other_groups or _is_other_order(optimizer, row_order):
-            for error in optimizer.errors:
-                error.assign(tf.zeros(error.shape))
-        if missing and sampling.num_groups > 1:
-            record["last_group"] = sampling.num_groups - 1
+    several = sampling.num_groups > 1
+    other_groups = record["assignment"] != sampling.assignment
+    forgets = several and (missing or other_groups or _is_other_order(optimizer, row_order))
+    # A schedule goes on after the steps that the pass lacks, where a residual would meet noise of
+    # steps that its round is not accounted at.
+    if forgets or (missing and optimizer._mechanism.schedule is not None):
+        for error in optimizer.errors:
+            error.assign(tf.zeros(error.shape))
+    if missing and several:
+        record["last_group"] = sampling.num_groups - 1
     record["assignment"] = sampling.assignment
     provenance.write_record(optimizer, record)

@@ -133,13 +133,13 @@ def check_noise_bias(mechanism, keras_arguments, rescale_to_unit_norm):
         OptimizerArgumentError: If it would.
     """
     schedule = mechanism.schedule
-    steady = rescale_to_unit_norm and (schedule is None or len(set(schedule.noise_factors)) == 1)
+    steady = rescale_to_unit_norm and (schedule is None or set(schedule.noise_factors) == {1.0})
     if mechanism.moves and keras_arguments.get("correct_noise_bias") and not steady:
         raise OptimizerArgumentError(
             "A second moment over steps of several noises has no one variance to subtract. "
             f"Received: correct_noise_bias=True with clipping={mechanism.clipping!r}, "
             f"schedule={schedule!r}. Pass `rescale_to_unit_norm=True`, under which noise follows "
-            "no threshold, and constant `noise_factors`; or leave the correction out."
+            "no threshold, without `noise_factors`; or leave the correction out."
         )
 
 
