@@ -28,7 +28,7 @@ def mechanism(**arguments):
 
 
 def multiplier(in_quadrature):
-    """Written out from form 9 of docs/privacy.md."""
+    """Written out from form 8 of docs/privacy.md."""
     gradients = (1 + RATIO**2 / S if in_quadrature else (1 + RATIO) ** 2) / Z**2
     return (gradients + 1 / Y**2) ** -0.5
 

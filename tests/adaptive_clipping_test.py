@@ -214,7 +214,7 @@ print("equal")
 """
 
 
-def test_two_replicas_train_as_one():
+def test_two_replicas_move_thresholds_as_one():
     tests = pathlib.Path(__file__).parent
     path = os.pathsep.join([str(tests.parent), os.environ.get("PYTHONPATH", "")])
     process = subprocess.run(
@@ -263,7 +263,7 @@ def resumed(folder, cut):
 
 
 @pytest.mark.filterwarnings("ignore:This file holds the error")
-def test_a_private_backup_goes_on_bit_for_bit(tmp_path):
+def test_a_private_backup_of_moving_thresholds_goes_on_bit_for_bit(tmp_path):
     copy = Cut(copy=(tmp_path / "run", tmp_path / "copy"))
     expected, budget = resumed(tmp_path / "run", copy)
     resumed(tmp_path / "copy", Cut(at=8))
@@ -313,6 +313,28 @@ def test_residuals_are_kept_below_thresholds_that_anybody_assigned():
     now = thresholds.current(optimizer, None, None)
     values = thresholds.rescaled(optimizer, stored, slots, now)
     np.testing.assert_array_equal(flat(values), flat(stored))
+
+
+def test_a_schedule_goes_on_where_epsilon_counts_after_a_cycle_that_was_cut_short():
+    schedule = PiecewiseSchedule([4], [1.0, 0.5], [1.0, 0.25])
+    model = make_model(make_optimizer(
+        schedule=schedule, l2_norm_clip=0.4, noise_multiplier=1.0, feedback_steps=3))  # fmt: skip
+    x, y = make_problem(5.0)
+    sampling = dice_tf.CyclicPoissonSampling(len(x), BATCH, num_groups=4)
+    data, budget = sampling.dataset(x, y), dice_tf.EpsilonCallback(sampling, 1e-3)
+    at = lambda: list(dice_tf.clip_thresholds(model).values())
+    model.fit(data, epochs=1, steps_per_epoch=3, verbose=0, callbacks=[budget])
+    assert at() == pytest.approx([0.4]) and np.any(flat(model.optimizer.errors))
+    seen = Thresholds()
+    model.fit(data, epochs=2, steps_per_epoch=1, verbose=0, callbacks=[budget, seen])
+    # Step 3 was counted, not made: steps 4 to 7 are those of the second piece.
+    assert seen.found[0] == pytest.approx([0.1])
+    record = dice_tf.ledger.provenance.read_record(model.optimizer)
+    assert record["unfinished_steps"] >= 1
+    run = model.optimizer.mechanism
+    counted = budget.accounted_steps()
+    expected = dice_tf.accounting.compute_epsilon(run, sampling, counted, 1e-3)
+    assert budget.epsilon() == expected
 
 
 @pytest.mark.parametrize(

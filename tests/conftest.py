@@ -29,6 +29,7 @@ hypothesis.settings.load_profile("dice_tf")
 LONG = {
     "ablation_test.py",
     "accounting_selection_test.py",
+    "adaptive_clipping_docs_test.py",
     "audit_privacy_test.py",
     "benchmarks_test.py",
     "bias_corrected_adam_test.py",
@@ -66,6 +67,7 @@ LONG = {
     "workflow_table_test.py",
     "test_a2_a_search_without_the_callback_says_what_is_unaccounted",
     "test_a_tuner_may_build_many_models_in_one_process",
+    "test_a_private_backup_of_moving_thresholds_goes_on_bit_for_bit",
     "test_an_output_without_weights_has_weight_1",
     "test_b1_fix_model_rebuilds_every_family_of_keras_applications",
     "test_b4_every_trial_of_a_search_has_its_epsilon",
@@ -81,6 +83,7 @@ LONG = {
     "test_models_trained_in_threads_do_not_meet",
     "test_the_code_runs_from_top_to_bottom",
     "test_thresholds_hold_to_the_precision_of_float32",
+    "test_two_replicas_move_thresholds_as_one",
     "test_without_clipping_and_noise_equals_the_original_over_20_steps",
 }
 

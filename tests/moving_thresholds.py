@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DiceSGD whose thresholds and noise move, in NumPy and float64, for several tests.
 
-Written from `docs/privacy.md`, form 9, not from the package: every residual is kept by itself with
+Written from `docs/privacy.md`, form 8, not from the package: every residual is kept by itself with
 the step at which it was formed, and weighed anew when it is released.
 """
 

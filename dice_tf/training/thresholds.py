@@ -19,7 +19,14 @@ import tensorflow as tf
 
 from dice_tf.errors import MechanismError
 from dice_tf.ledger import provenance
-from dice_tf.mechanism import AdaptiveClipping, DiceMechanism, adaptive, noise, rounding
+from dice_tf.mechanism import (
+    AdaptiveClipping,
+    DiceMechanism,
+    adaptive,
+    noise,
+    per_layer,
+    rounding,
+)
 from dice_tf.mechanism.clipping import VariableGroups
 from dice_tf.training.run import private_optimizer
 
@@ -52,8 +59,8 @@ def clip_thresholds(model: keras.Model) -> dict[str, float]:
         model: Built Keras model compiled with a private optimizer.
 
     Returns:
-        Dict from the name of each layer that is clipped by itself to its threshold; its only
-        key is `"all"` if there is one threshold for the whole gradient.
+        Dict from the name of each layer that is clipped by itself, as `PerLayerClipping` has it,
+        to its threshold; its only key is `"all"` if there is one threshold for the whole gradient.
 
     Raises:
         PlainGradientsError: If the optimizer is not private.
@@ -76,10 +83,8 @@ def clip_thresholds(model: keras.Model) -> dict[str, float]:
         factors = now.factors.numpy()
     if groups is None:
         return {"all": float(mechanism.l2_norm_clip * factors[0])}
-    first = [groups.of_variables.index(group) for group in range(len(groups.shares))]
-    names = [model.trainable_variables[i].path.rpartition("/")[0] for i in first]
     each = mechanism.l2_norm_clip * np.array(groups.shares) * factors
-    return dict(zip(names, map(float, each), strict=True))
+    return dict(zip(per_layer.group_names(model), map(float, each), strict=True))
 
 
 def current(
@@ -216,8 +221,8 @@ def build(optimizer: Any, variables: list[Any]) -> None:
     if not mechanism.moves:
         return
     is_adaptive = isinstance(mechanism.clip, AdaptiveClipping)
-    per_layer = is_adaptive and mechanism.clip.per_layer
-    keys = [optimizer._var_key(v) for v in variables] if per_layer else [None]
+    of_layers = is_adaptive and mechanism.clip.per_layer
+    keys = [optimizer._var_key(v) for v in variables] if of_layers else [None]
     known = {}
     if getattr(optimizer, "_threshold_factors", None) is not None:
         old = optimizer._threshold_factors.numpy()
