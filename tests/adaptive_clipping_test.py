@@ -295,7 +295,7 @@ def test_released_files_hold_thresholds_and_no_error(tmp_path):
 
 
 def test_residuals_are_kept_below_thresholds_that_anybody_assigned():
-    """Who sets thresholds, as loading a file does, cannot make a residual too long for its noise."""
+    """Whoever sets them, as loading a file does, makes no residual too long for its noise."""
     model = make_model(make_optimizer(clipping="adaptive", l2_norm_clip=0.4, self_check=False))
     x, y = make_problem(5.0)
     dice_tf.private_train_step(model, (x[:BATCH], y[:BATCH]))

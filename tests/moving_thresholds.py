@@ -74,17 +74,17 @@ def train(
             norms = [np.linalg.norm(g[part]) for part in parts]
             if not np.all(np.isfinite(norms)):
                 continue
-            for l, part in enumerate(parts):
-                h = numpy_oracle.clip(g[part], now[l])
+            for layer, part in enumerate(parts):
+                h = numpy_oracle.clip(g[part], now[layer])
                 head[part] += h
                 if ratio:
-                    residual[part] += numpy_oracle.clip(g[part] - h, ratio * now[l])
-                if norms[l] > 0:
-                    counts[l] += 0.5 if norms[l] <= now[l] else -0.5
+                    residual[part] += numpy_oracle.clip(g[part] - h, ratio * now[layer])
+                if norms[layer] > 0:
+                    counts[layer] += 0.5 if norms[layer] <= now[layer] else -0.5
         v = head.copy()
         for earlier in formed[-feedback_steps:]:
-            for l, part in enumerate(parts):
-                v[part] += earlier["weight"][l] * earlier["residual"][part] / feedback_steps
+            for layer, part in enumerate(parts):
+                v[part] += earlier["weight"][layer] * earlier["residual"][part] / feedback_steps
         formed.append(
             {"residual": residual, "weight": np.ones(len(parts)), "threshold": now.copy()}
         )

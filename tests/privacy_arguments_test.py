@@ -76,7 +76,7 @@ def test_rows_per_unit_is_handed_on_and_written_down():
 
 
 def test_a_flag_of_numpy_is_written_to_files_as_a_plain_one():
-    arguments = dict(OTHER, feedback_steps=1, bound_residuals=np.bool_(False))
+    arguments = dict(OTHER, feedback_steps=1, bound_residuals=np.bool_(False), schedule=None)
     assert DiceSGDOptimizer(**arguments).get_config()["bound_residuals"] is False
 
 

@@ -31,8 +31,8 @@ def parameters(mechanism: DiceMechanism, thresholds: Mapping[str, float] | None)
     if schedule is not None:
         listed = lambda values: ", ".join(f"{value:g}" for value in values)
         rows["pieces begin at steps"] = listed((0, *schedule.boundaries))
-        rows["factors of noise"] = listed(schedule.noise_factors or ())
-        rows["factors of thresholds"] = listed(schedule.clip_factors or ())
+        rows["factors of noise"] = listed(schedule.noise_factors)
+        rows["factors of thresholds"] = listed(schedule.clip_factors)
     return rows
 
 

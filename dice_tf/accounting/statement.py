@@ -201,7 +201,7 @@ def _guarantee_text(mechanism, chosen, by_accountant, draws_are_secret, finds):
     return "\n".join(notes)
 
 
-def _parameters(mechanism, sampling, result, draws_are_secret, thresholds):
+def _parameters(mechanism, sampling, result, draws_are_secret, thresholds=None):
     first = " at first" if mechanism.moves else ""
     rows = {
         f"number of {units.word(sampling)}s N": sampling.num_examples,

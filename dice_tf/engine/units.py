@@ -145,7 +145,8 @@ def present_units(sample_weight: Any, rows: Any, size: int) -> Any:
     present = present_rows(sample_weight, rows)
     if size == 1:
         return present
-    whole = tf.pad(present, [[0, tf.math.floormod(-rows, size)]])
+    missing: Any = tf.math.floormod(-rows, size)
+    whole = tf.pad(present, [[0, missing]])
     return tf.reduce_max(tf.reshape(whole, [-1, size]), 1)
 
 

@@ -68,7 +68,8 @@ class PassCallback(keras.callbacks.Callback):
             row_counts.check(optimizer, self._origin)
         if logs is not None and optimizer.built and optimizer.mechanism.moves:
             # Of all layers together, and public.
-            logs["l2_norm_clip"] = math.hypot(*clip_thresholds(self.model).values())
+            model: Any = self.model
+            logs["l2_norm_clip"] = math.hypot(*clip_thresholds(model).values())
 
     def _begin(self):
         model: Any = self.model

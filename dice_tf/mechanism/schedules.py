@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # Less would be rounded to none at all, as float32.
 SMALLEST_NOISE = 1e-30
+# Default of factors. `Any`, because nobody reads `None` there.
+_ONES: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +46,8 @@ class PiecewiseSchedule:
 
     Args:
         boundaries: Ints \(b_1 < b_2 < \dots\), above 0: the first step of each piece but the first.
-        noise_factors: One float > 0 more than boundaries, the \(a_j\). `None`: all 1.
-        clip_factors: The same for thresholds, the \(c_j\). `None`: all 1.
+        noise_factors: One float > 0 more than boundaries, the \(a_j\). Left out: all 1.
+        clip_factors: The same for thresholds, the \(c_j\). Left out: all 1.
 
     Raises:
         MechanismError: If boundaries do not grow, or factors are not above 0 or not as many as
@@ -63,8 +65,8 @@ class PiecewiseSchedule:
     """
 
     boundaries: Sequence[int]
-    noise_factors: Sequence[float] | None = None
-    clip_factors: Sequence[float] | None = None
+    noise_factors: Sequence[float] = _ONES
+    clip_factors: Sequence[float] = _ONES
 
     def __post_init__(self) -> None:
         boundaries = self._numbers("boundaries", self.boundaries, check_integer)
@@ -111,7 +113,7 @@ class PiecewiseSchedule:
                 "a whole has no known cost under changing noise. Received: bound_residuals=False. "
                 "Leave it out."
             )
-        if set(self.clip_factors or ()) != {1.0} and mechanism.clip.sets_thresholds:
+        if set(self.clip_factors) != {1.0} and mechanism.clip.sets_thresholds:
             raise MechanismError(
                 f'With clipping="{mechanism.clip.name}" thresholds are not for a schedule to set. '
                 f"Received: clip_factors={self.clip_factors}. Leave `clip_factors` out, or take "
@@ -138,9 +140,7 @@ class PiecewiseSchedule:
             first: Int >= 0.
             last: Int >= `first`, included.
         """
-        assert self.noise_factors is not None  # For type checkers: `__post_init__` fills it in.
-        pieces = (bisect.bisect_right(self.boundaries, step) for step in (first, last))
-        start, end = pieces
+        start, end = (bisect.bisect_right(self.boundaries, step) for step in (first, last))
         return min(self.noise_factors[start : end + 1])
 
     def factors_at(self, step: Any) -> tuple[Any, Any]:

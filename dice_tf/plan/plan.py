@@ -252,15 +252,15 @@ class PrivacyPlan:
                 automatic and `error_norm_clip_ratio` neither 0 nor 1, or it is adaptive and not
                 that of the plan.
         """
-        clipping = self.clipping if clipping is None else clip_rules.canonical(clipping)
-        rules = {clip_rules.rule_of(rule).name for rule in (clipping, self.clipping)}
-        if clipping != self.clipping and "adaptive" in rules:
+        rule: str | Clip = self.clipping if clipping is None else clip_rules.canonical(clipping)
+        names = {clip_rules.rule_of(one).name for one in (rule, self.clipping)}
+        if rule != self.clipping and "adaptive" in names:
             raise MechanismError(
                 "Adaptive thresholds cost noise, so they must be those that the plan was "
-                f"calibrated with. Received: clipping={clipping!r} (plan: {self.clipping!r}). Give "
+                f"calibrated with. Received: clipping={rule!r} (plan: {self.clipping!r}). Give "
                 "`clipping` to the plan, and leave it out of the optimizer."
             )
-        automatic = clipping == "automatic"
+        automatic = rule == "automatic"
         if automatic and self.error_norm_clip_ratio not in (0.0, 1.0):
             raise MechanismError(
                 'With clipping="automatic" both thresholds are 1, or the second is 0, so the plan '
@@ -277,7 +277,7 @@ class PrivacyPlan:
             expected_batch_size=self.batch_size,
             feedback_steps=max(1, self.feedback_steps),
             rows_per_unit=self.views * self.sampling.rows_per_unit,
-            clipping=clipping,
+            clipping=rule,
             schedule=self.schedule,
             noise_is_secret=noise_is_secret,
         )

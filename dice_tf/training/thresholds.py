@@ -153,8 +153,9 @@ def rescaled(optimizer: Any, errors: list[Any], slots: list[int], now: Moved | N
     ratio = tf.math.divide_no_nan(_by_slot(optimizer, now), kept)
     # Down, so that no rounding makes a residual longer than its threshold.
     ratio = tf.where(ratio < 1.0, _DOWN * ratio, tf.ones_like(ratio))
-    of_slot = lambda slot: ratio[slot if ratio.shape[0] > 1 else 0]
-    return [error * of_slot(slots[i % len(slots)]) for i, error in enumerate(errors)]
+    if ratio.shape[0] == 1:
+        return [error * ratio[0] for error in errors]
+    return [error * ratio[slots[i % len(slots)]] for i, error in enumerate(errors)]
 
 
 def _by_slot(optimizer, now):
