@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Thresholds that move: the steps of NumPy, the noise of every threshold, two replicas, files."""
 
+import functools
 import os
 import pathlib
 import shutil
@@ -24,7 +25,12 @@ from softmax_regression import BATCH, CLASSES, STEPS, flat, make_optimizer, make
 import dice_tf
 from dice_tf import AdaptiveClipping, DiceMechanism, PiecewiseSchedule
 from dice_tf.engine.units import present_units
-from dice_tf.errors import MechanismError, OptimizerArgumentError
+from dice_tf.errors import (
+    AccountingError,
+    BudgetExhaustedError,
+    MechanismError,
+    OptimizerArgumentError,
+)
 from dice_tf.mechanism import adaptive, noise
 from dice_tf.mechanism.clipping import VariableGroups
 from dice_tf.training import thresholds
@@ -292,6 +298,10 @@ def test_released_files_hold_thresholds_and_no_error(tmp_path):
     # All of C1 is that layer's now, times what it had learned.
     ratio = after["output"] / (before["output"] * 2**0.5)
     assert list(after) == ["output"] and 0.3 < ratio < 3.0
+    # One that is thawed begins anew.
+    again.get_layer("hidden").trainable = True
+    thawed = dice_tf.clip_thresholds(again)
+    assert thawed == pytest.approx({"hidden": 0.5**0.5, "output": after["output"] * 0.5**0.5})
 
 
 def test_residuals_are_kept_below_thresholds_that_anybody_assigned():
@@ -333,8 +343,20 @@ def test_a_schedule_goes_on_where_epsilon_counts_after_a_cycle_that_was_cut_shor
     assert record["unfinished_steps"] >= 1
     run = model.optimizer.mechanism
     counted = budget.accounted_steps()
-    expected = dice_tf.accounting.compute_epsilon(run, sampling, counted, 1e-3)
-    assert budget.epsilon() == expected
+    cost = functools.partial(dice_tf.accounting.compute_epsilon, run, sampling, counted, 1e-3)
+    assert budget.epsilon() == cost()
+    # People with two examples have a budget of their own.
+    two = dice_tf.EpsilonCallback(sampling, 1e-3, group_size=2)
+    two.set_model(model)
+    assert two.epsilon() == cost(group_size=2) > 1.5 * budget.epsilon()
+    assert dice_tf.run_epsilon(model, sampling, 1e-3, group_size=2) == two.epsilon()
+    assert "person with up to 2 examples" in " ".join(two.statement().split())
+    small = dict(delta=1e-3, target_epsilon=0.9 * two.epsilon())
+    with pytest.raises(BudgetExhaustedError):
+        model.fit(data, verbose=0,
+                  callbacks=[dice_tf.EpsilonCallback(sampling, group_size=2, **small)])  # fmt: skip
+    with pytest.raises(AccountingError, match="group_size"):
+        dice_tf.EpsilonCallback(sampling, 1e-3, group_size=0)
 
 
 @pytest.mark.parametrize(

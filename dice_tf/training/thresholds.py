@@ -28,6 +28,7 @@ from dice_tf.mechanism import (
     rounding,
 )
 from dice_tf.mechanism.clipping import VariableGroups
+from dice_tf.training import rebuilding
 from dice_tf.training.run import private_optimizer
 
 __all__ = ["clip_thresholds"]
@@ -79,6 +80,8 @@ def clip_thresholds(model: keras.Model) -> dict[str, float]:
     mechanism: DiceMechanism = optimizer._mechanism
     groups, factors = mechanism.clip.groups(model), np.ones([1])
     if mechanism.moves and optimizer.built:
+        if not rebuilding.knows(optimizer, model.trainable_variables):
+            rebuilding.build_again(model)  # As the next step would.
         now: Any = current(optimizer, groups, model.trainable_variables)
         factors = now.factors.numpy()
     if groups is None:
