@@ -82,6 +82,7 @@ CONTENTS = {
     "Do": [
         "user_guide",
         "choosing_the_clip",
+        "adaptive_clipping",
         "your_data_on_disk",
         "Units <units>",
         "Recipes <recipes>",

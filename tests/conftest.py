@@ -34,6 +34,7 @@ LONG = {
     "accounting_allocation_test.py",
     "accounting_groups_test.py",
     "accounting_selection_test.py",
+    "adaptive_clipping_docs_test.py",
     "audit_privacy_test.py",
     "auditing_test.py",
     "benchmarks_test.py",
@@ -87,6 +88,7 @@ LONG = {
     "workflow_masked_lstm_test.py",
     "workflow_privacy_officer_test.py",
     "workflow_table_test.py",
+    "test_a_private_backup_of_moving_thresholds_goes_on_bit_for_bit",
     "test_an_output_without_weights_has_weight_1",
     "test_b16_one_epsilon_for_one_run",
     "test_batches_of_another_size_than_the_optimizer_expects_warn",
@@ -114,6 +116,7 @@ LONG = {
     "test_pld_of_kept_rounds_is_what_dp_accounting_says_and_grows_with_every_step",
     "test_the_code_runs_from_top_to_bottom",
     "test_thresholds_hold_to_the_precision_of_float32",
+    "test_two_replicas_move_thresholds_as_one",
     "test_without_clipping_and_noise_equals_keras_sgd_over_20_steps",
     "test_without_clipping_and_noise_equals_the_original_over_20_steps",
 }

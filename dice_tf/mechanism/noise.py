@@ -103,7 +103,8 @@ def gaussian_noise(key, step, shapes, stddev):
         key: Int32 `[2]`, from `NoiseKey.read`.
         step: Integer scalar tensor, the number of noise draws made before this one.
         shapes: Dict from a variable's index among the trainable variables to its shape.
-        stddev: Float, standard deviation per coordinate, in units of the mean gradient.
+        stddev: Float or float32 scalar, standard deviation per coordinate, in units of the mean
+            gradient.
 
     Returns:
         Dict from the same indices to float32 tensors of these shapes. Different steps and
@@ -113,7 +114,7 @@ def gaussian_noise(key, step, shapes, stddev):
     """
     sizes = {index: math.prod(shape) for index, shape in shapes.items()}
     draws = lambda index, size: _compiled_draws(size)(
-        key, tf.stack([tf.cast(step, tf.int32), index]), tf.constant(stddev, tf.float32)
+        key, tf.stack([tf.cast(step, tf.int32), index]), tf.convert_to_tensor(stddev, tf.float32)
     )
     large = [index for index, size in sizes.items() if size >= _LARGE]
     noise = {index: draws(index, sizes[index]) for index in large}

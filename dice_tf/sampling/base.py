@@ -94,6 +94,10 @@ class Sampling(OfOwners, abc.ABC):
     amplified = True
     # Whether an example takes part once in every epoch, so that `fit` must show whole ones.
     whole_epochs = False
+    # Whether a run costs what its rounds of `steps_per_round` steps cost, composed, each at a noise
+    # of its own: `accounted_rounds` of n of them, whichever they are. A schedule needs it. The
+    # class that defines `accounted_rounds` says so itself.
+    rounds_add_up = False
 
     def __post_init__(self):
         for name in ("num_examples", "expected_batch_size", "num_groups"):
