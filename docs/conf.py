@@ -83,6 +83,7 @@ CONTENTS = {
         "user_guide",
         "choosing_the_clip",
         "your_data_on_disk",
+        "Private tables <tables>",
         "Units <units>",
         "Recipes <recipes>",
         "private_search",
