@@ -339,7 +339,9 @@ def banded_factorization(bands, steps=MATRIX_STEPS):
     def objective(rest):
         # Where c has a zero inside the unit circle, the noise grows without end.
         with np.errstate(over="ignore", invalid="ignore"):
-            return np.nan_to_num(root_mean_square(noises(np.concatenate([[1.0], rest]))[1]), nan=1e9)
+            return np.nan_to_num(
+                root_mean_square(noises(np.concatenate([[1.0], rest]))[1]), nan=1e9
+            )
 
     # From the square root of A, whose coefficients are binomial.
     rest = np.cumprod([(2 * k - 1) / (2 * k) for k in range(1, bands)])
