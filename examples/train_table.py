@@ -64,10 +64,11 @@ class Defaults(NamedTuple):
 
 
 DEFAULTS = {
-    "flight": Defaults(1e-6, 4096, 10, 7, 0.3, 0.1, 4.0),
-    "aircraft": Defaults(1e-4, 256, 60, 3, 0.5, 0.1, 4.0),
+    "flight": Defaults(1e-6, 4096, 5, 3, 0.5, 0.1, 40.0),
+    "aircraft": Defaults(1e-4, 256, 30, 3, 0.5, 0.1, 10.0),
 }
-MOMENTUM = 0.9
+# Feedback delays gradients, and momentum on top of that sends the weights astray.
+MOMENTUM = {"dice": 0.0, "dpsgd": 0.9}
 # Without privacy, for either unit.
 PLAIN_BATCH_SIZE, PLAIN_EPOCHS, PLAIN_LEARNING_RATE = 1024, 5, 1e-3
 
@@ -146,7 +147,7 @@ def make_optimizer(settings, plan, seed=None):
     """
     return dice_tf.DiceSGDOptimizer(
         learning_rate=keras.optimizers.schedules.CosineDecay(settings.learning_rate, plan.steps),
-        momentum=MOMENTUM,
+        momentum=MOMENTUM["dice" if plan.feedback_steps else "dpsgd"],
         l2_norm_clip=settings.total_clip / (1 + plan.error_norm_clip_ratio),
         plan=plan,
         noise_seed=seed,

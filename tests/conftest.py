@@ -54,6 +54,7 @@ LONG = {
     "private_search_test.py",
     "replicas_benchmark_test.py",
     "resume_test.py",
+    "tables_docs_test.py",
     "train_image_classifier_test.py",
     "train_table_test.py",
     "units_docs_test.py",
