@@ -84,6 +84,7 @@ CONTENTS = {
         "choosing_the_clip",
         "adaptive_clipping",
         "your_data_on_disk",
+        "Private tables <tables>",
         "Units <units>",
         "Recipes <recipes>",
         "private_search",
