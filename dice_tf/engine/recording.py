@@ -177,7 +177,10 @@ class Recorder:
         frame = self._frames[-1]
         if frame.layer is not layer or not (frame.rule and frame.rule.before_activation):
             return tensor
-        frame.before_activation.append(self._watch(tensor))
+        # What Keras' own layers hand to their activation they use for nothing else. A copy would
+        # keep the activation from being fused with the product before it.
+        copied = not type(layer).__module__.startswith("keras.")
+        frame.before_activation.append(self._watch(tensor, copied))
         return frame.before_activation[-1]
 
     def _reads(self, frame):
@@ -237,10 +240,10 @@ class Recorder:
         rank = tensor.shape.rank
         return rank is not None and rank > 0 and tensor.shape[0] == self._batch
 
-    def _watch(self, tensor):
+    def _watch(self, tensor, copied=True):
         if not _is_float(tensor):
             return tensor
-        watched = tf.identity(tensor)
+        watched = tf.identity(tensor) if copied else tensor
         mask = getattr(tensor, "_keras_mask", None)
         if mask is not None:
             watched._keras_mask = mask
