@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from dice_tf.engine import rules_conv, rules_recurrent
+from dice_tf.engine import rules_conv, rules_conv_recurrent, rules_recurrent
 from dice_tf.engine.contributions import OuterProduct, PerExample, Rows
 from dice_tf.errors import GradientEngineError
 
@@ -395,4 +395,11 @@ for _class in (keras.layers.SimpleRNN, keras.layers.LSTM, keras.layers.GRU):
     # What is watched here is not the input of an activation, but is used in the same way.
     _rules[_class] = _Rule(
         rules_recurrent.contributions, rules_recurrent.supports, True, rules_recurrent.run
+    )
+for _class in (keras.layers.ConvLSTM1D, keras.layers.ConvLSTM2D, keras.layers.ConvLSTM3D):
+    _rules[_class] = _Rule(
+        rules_conv_recurrent.contributions,
+        rules_conv_recurrent.supports,
+        True,
+        rules_conv_recurrent.run,
     )
