@@ -132,8 +132,8 @@ def outputs_before(layer, call):
     if mask is not None:
         # Keras puts out zeros until the first step that is not masked, but keeps the state.
         mask = tf.reverse(mask, [1]) if layer.go_backwards else mask
-        started = tf.cumsum(tf.cast(tf.reshape(mask, tf.shape(mask)[:2]), tf.int32), 1) > 0
-        started = tf.reshape(started, [*tf.unstack(tf.shape(started)), *[1] * (first.shape.rank - 2)])
+        size = [*tf.unstack(tf.shape(mask)[:2]), *[1] * (first.shape.rank - 2)]
+        started = tf.cumsum(tf.cast(tf.reshape(mask, size), tf.int32), 1) > 0
         sequence = tf.where(started, sequence, first)
     return tf.concat([first, sequence[:, :-1]], 1)
 
