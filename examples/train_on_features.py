@@ -2,19 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a private linear model on features that need no training, and so cost no privacy.
 
-What it shows: the best private model of Fashion-MNIST in this package that takes minutes on two
-cores. Scattering features (`scattering.py`) are fixed wavelets: nothing in them is learnt,
-so only 39,700 weights get noise. Error feedback is spread over three steps, and examples are drawn by random allocation, each exactly once per epoch.
+What it shows: a private model of Fashion-MNIST that is better than a small network, in minutes on
+two cores. Scattering features (`scattering.py`) are fixed wavelets: nothing in them is learnt,
+so only 39,700 weights get noise. Error feedback is spread over three steps, and examples are
+drawn by random allocation, each exactly once per epoch.
 
     python examples/train_on_features.py
     python examples/train_on_features.py --epsilon=8
     python examples/train_on_features.py --dp_sgd                 no error feedback
 
 What it needs: as train_image_classifier.py with fashion_mnist, and 3 GB of memory. The features
-take about two minutes on two cores, and are kept in --output_dir; the training takes one.
+take most of the time, and are kept in --output_dir.
 
 Thresholds, learning rate and the rest were chosen on held-out training images, among the first
-draws of a search by compare.py (10 epochs, free batch, epsilon 2.7). On private data such a search costs privacy, too.
+draws of a search by compare.py (10 epochs, free batch, epsilon 2.7). On private data such a
+search costs privacy, too.
 """
 
 import pathlib
