@@ -108,26 +108,19 @@ def test_the_sampler_is_the_one_that_needs_less_noise(task, tmp_path):
         assert noise / influence == pytest.approx(noises[least], rel=1e-3)
 
 
-def test_a_tested_run_is_the_one_that_was_searched(task, tmp_path):
-    # Without held-out data both train on the same examples, so only the noise differs, and at
-    # this epsilon there is next to none.
-    task = task._replace(x=task.x[:1000], y=task.y[:1000])
-    runs = comparison_runs.Runs(tmp_path, task)
-    trial = comparison_search.Trial(
-        "DiceSGD", 1e4, 2, 0, 0, 83, 3, 0.3, 8.0, 1.0, 0.9, 0.2
-    )  # fmt: skip
-    _, model = runs.train(trial, self_check=True)
-    x, y = task.held_out_data()
-    outputs = model.predict(x, verbose=0)[:, np.newaxis]
-    expected = float(task.example_scores(outputs, y).mean())
-
-    class AllData(comparison_tasks.Task):
-        def train_data(self, for_search):
-            return self.x, self.y
-
-    stacked = comparison_runs.Runs(tmp_path / "stacked", AllData(*task))
-    (score,) = stacked.search_scores([trial])
-    assert expected > 0.2 and score == pytest.approx(expected, abs=0.01)
+def test_both_trainers_give_the_same_test_scores(task, tmp_path):
+    runs = comparison_runs.Runs(tmp_path, task, threads=2)
+    # At this epsilon there is next to no noise, which the two draw differently.
+    drawn = dict(batch=0, seed=0, batch_size=83, clip=8.0, step_length=1.0, momentum=0.9)
+    for s, share in ((0, 1.0), (3, 0.3)):
+        trial = comparison_search.Trial(
+            "", 1e4, 2, feedback_steps=s, share=share, averaged_part=0.2, **drawn
+        )
+        runs.train_stacked_tests([trial])
+        stacked, package = (runs.test_scores(trial, by_package) for by_package in (False, True))
+        assert package.mean() > 0.2
+        assert np.corrcoef(stacked, package)[0, 1] > 0.995
+        assert np.abs(stacked - package).mean() < 0.02
 
 
 def share_within(quantile, freedom):
@@ -229,7 +222,7 @@ def test_heavy_tails_have_the_mean_that_they_say():
     test_x, test_y = task.test
     # The least squares fit to noisy targets finds the noise-free ones, intercept included.
     found = task.example_scores((test_x @ weights)[:, np.newaxis, np.newaxis], test_y)
-    assert found.mean() > 0.98
+    assert found.mean() > 0.97
     assert found.mean() == pytest.approx(
         1 - np.mean((test_x @ weights - test_y) ** 2) / np.var(test_y)
     )
