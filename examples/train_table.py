@@ -72,7 +72,7 @@ LEARNING_RATES = {
     ("aircraft", "dice"): 40.0,
     ("aircraft", "dpsgd"): 4.0,
 }
-# Momentum makes ten steps of one. With delayed gradients it did worse than a longer step.
+# With delayed gradients, momentum did worse than a longer step.
 MOMENTUM = {"dice": 0.0, "dpsgd": 0.9}
 # Without privacy, for either unit.
 PLAIN_BATCH_SIZE, PLAIN_EPOCHS, PLAIN_LEARNING_RATE = 1024, 5, 1e-3
