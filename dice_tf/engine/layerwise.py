@@ -250,8 +250,10 @@ def _without_broken(parts, finite):
     for part, chosen in zip(listed, names, strict=True):
         copies[id(part)] = copy.copy(part)
         for name in chosen:
-            shape = getattr(part, name).shape
-            setattr(copies[id(part)], name, tf.ensure_shape(next(tensors), shape))
+            tensor, shape = next(tensors), getattr(part, name).shape
+            if tensor.shape.rank is None or tensor.shape.as_list() != shape.as_list():
+                tensor = tf.ensure_shape(tensor, shape)
+            setattr(copies[id(part)], name, tensor)
     return {key: [copies[id(part)] for part in parts[key]] for key in parts}
 
 
