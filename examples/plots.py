@@ -71,6 +71,35 @@ def plot_trajectories(path, trajectories, optimum, title, ylabel):
     figure.savefig(path, dpi=150)
 
 
+def plot_convergence(path, steps, panels):
+    """Draws, for each problem, mean squared norms of gradients against the number of steps.
+
+    Args:
+        path: Path of the PNG file.
+        steps: Numbers of steps.
+        panels: List of the name of a problem, a dict from label to values, the bound first, and a
+            dict from label to the value at which that line levels off.
+    """
+    figure = Figure(figsize=(9.5, 4.2), layout="constrained")
+    looks = [("black", ":", ""), (GREY, "-", ""), (RED, "-", "s"), (BLUE, "-", "o"),
+             (ORANGE, "-", "^")]  # fmt: skip
+    for axes, (name, curves, levels) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
+    ):
+        for (label, values), (color, dashes, marker) in zip(curves.items(), looks, strict=True):
+            axes.plot(
+                steps, values, color=color, linestyle=dashes, marker=marker, markersize=4,
+                label=label,
+            )  # fmt: skip
+            if label in levels:
+                axes.axhline(levels[label], color=color, linestyle="--", linewidth=1)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        _style(axes, name, "number of steps T", "mean of $\\|\\nabla f\\|^2$ over T steps")
+    axes.legend(fontsize=8, framealpha=0.95, loc="lower left")
+    figure.savefig(path, dpi=110)
+
+
 def plot_heat_map(path, values, columns, rows, *, xlabel, ylabel, title, value_label):
     """Draws a table of numbers as colours, with the numbers in it and the largest framed.
 

@@ -36,7 +36,8 @@ def test_the_code_prints_what_the_page_says():
 
 def test_figures_exist_and_are_shown():
     shown = set(re.findall(r"\]\(figures/([\w.]+)\)", BASICS + FEEDBACK))
-    assert set(figures.PLOTS) | {"influence.png"} == shown
+    # From make_privacy_figures.py, and from examples/convergence.py.
+    assert set(figures.PLOTS) | {"influence.png", "convergence.png"} == shown
     sizes = {name: (ROOT / "docs" / "figures" / name).stat().st_size for name in shown}
     assert 0 < max(sizes.values()) < 100_000, sizes
 
@@ -131,6 +132,71 @@ def test_the_gain_that_is_quoted():
     less = [1 - float(row[7]) / float(row[6]) for row in rows]
     low, high = map(int, re.search(r"(\d+) to (\d+) %\s+less\s+noise", FEEDBACK).groups())
     assert low == round(100 * min(less)) and high == round(100 * max(less))
+
+
+def matrix_of_sums(steps):
+    return np.tril(np.ones((steps, steps)))
+
+
+def strategy(column, steps):
+    """Returns the matrix with `column` on its first diagonals."""
+    return sum(value * np.eye(steps, k=-k) for k, value in enumerate(column))
+
+
+def sums_noise(releases):
+    """Returns root mean squares of the noise of DiceSGD's sums, by whole matrices."""
+    steps = figures.MATRIX_STEPS
+    averages = strategy(np.full(releases, 1 / releases), steps)
+    longest_column = np.linalg.norm(averages, axis=0).max()
+    covariance = longest_column**2 * matrix_of_sums(steps) @ matrix_of_sums(steps).T
+    return np.sqrt(np.trace(covariance) / steps)
+
+
+@pytest.mark.parametrize("releases", (1, *figures.SPREADS))
+def test_noise_of_the_matrix_mechanism(releases):
+    noise = figures.noise_of_spread(releases)
+    found = figures.root_mean_square(figures.noise_of_sums(noise))
+    assert found == pytest.approx(sums_noise(releases), rel=1e-9)
+    stated = {1: 24.2, 2: 17.1, 4: 12.1, 8: 8.5, 16: 6.0}[releases]
+    assert round(found, 1) == stated
+    # And by drawing it.
+    rng = np.random.default_rng(releases)
+    drawn = np.cumsum(rng.normal(0, noise, (400, figures.MATRIX_STEPS)), axis=1)
+    assert np.sqrt((drawn**2).mean()) == pytest.approx(found, rel=0.1)
+
+
+@pytest.mark.parametrize("releases", figures.SPREADS)
+def test_releases_are_moving_averages(releases):
+    shifts = privacy_figures.influence(
+        (3,), 24, 1e6, l2_norm_clip=1 / releases, error_norm_clip=1 - 1 / releases,
+        feedback_steps=releases - 1,
+    )  # fmt: skip
+    averages = strategy(np.full(releases, 1 / releases), 24)
+    np.testing.assert_allclose(shifts, averages[:, 3], rtol=1e-4)
+
+
+@pytest.mark.parametrize("releases, stated", [(2, 17.2), (4, 12.3), (8, 9.0), (16, 6.7)])
+def test_best_banded_factorization(releases, stated):
+    steps = figures.MATRIX_STEPS
+    column, of_steps, of_sums = figures.banded_factorization(releases)
+    assert len(column) == releases and np.linalg.norm(column) == pytest.approx(1)
+    inverse = np.linalg.inv(strategy(column, steps))
+    np.testing.assert_allclose(np.linalg.norm(inverse, axis=1), of_steps, rtol=1e-6)
+    sums = matrix_of_sums(steps) @ inverse
+    np.testing.assert_allclose(np.linalg.norm(sums, axis=1), of_sums, rtol=1e-6)
+    least = np.linalg.norm(sums) / np.sqrt(steps)
+    assert round(least, 1) == stated
+    rng = np.random.default_rng(releases)
+    for size in (0.003, 0.03):
+        other = column + size * rng.normal(size=releases)
+        of_other = matrix_of_sums(steps) @ np.linalg.inv(
+            strategy(other / np.linalg.norm(other), steps)
+        )
+        assert np.linalg.norm(of_other) / np.sqrt(steps) > least
+
+
+def test_table_of_the_matrix_mechanism():
+    assert f"<!-- table: matrix -->\n{figures.matrix_table()}\n" in FEEDBACK
 
 
 if __name__ == "__main__":

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from dice_tf import (
+    AdaptiveClipping,
     CyclicPoissonSampling,
     DiceAdamOptimizer,
     DiceMechanism,
     DiceSGDOptimizer,
+    PiecewiseSchedule,
     PoissonSampling,
 )
 from dice_tf.accounting import calibrate_noise_multiplier, compute_epsilon
@@ -36,7 +38,9 @@ OTHER = {
     "num_microbatches": 4,
     # Not beside microbatches; `test_rows_per_unit_is_handed_on_and_written_down` has another.
     "rows_per_unit": 1,
+    "schedule": PiecewiseSchedule([10], [1.0, 2.0]),
 }
+WRITTEN = {**OTHER, "schedule": OTHER["schedule"].get_config()}
 
 
 def parameters_of(function, left_out=()):
@@ -57,7 +61,8 @@ def test_optimizers_take_each_field_hand_it_on_and_write_it_down(optimizer_class
     optimizer = optimizer_class(**OTHER)
     assert optimizer.mechanism == DiceMechanism(**OTHER)
     config = optimizer.get_config()
-    assert {name: config[name] for name in OTHER} == OTHER
+    assert {name: config[name] for name in OTHER} == WRITTEN
+    assert optimizer_class.from_config(config).mechanism == optimizer.mechanism
     # The defaults are those of the mechanism.
     required = dict(l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8)
     assert optimizer_class(**required).mechanism == DiceMechanism(**required)
@@ -71,14 +76,14 @@ def test_rows_per_unit_is_handed_on_and_written_down():
 
 
 def test_a_flag_of_numpy_is_written_to_files_as_a_plain_one():
-    arguments = dict(OTHER, feedback_steps=1, bound_residuals=np.bool_(False))
+    arguments = dict(OTHER, feedback_steps=1, bound_residuals=np.bool_(False), schedule=None)
     assert DiceSGDOptimizer(**arguments).get_config()["bound_residuals"] is False
 
 
 def test_calibration_takes_each_field_that_epsilon_depends_on():
     parameters = parameters_of(calibrate_noise_multiplier, OF_THE_BUDGET)
     # It returns the noise, has batch size and unit from the sampling, and divides by no threshold.
-    elsewhere = {"noise_multiplier", "expected_batch_size", "clipping", "rows_per_unit"}
+    elsewhere = {"noise_multiplier", "expected_batch_size", "rows_per_unit"}
     assert set(parameters) == set(PRIVACY_ARGUMENTS) - elsewhere
     for name in set(parameters) - {"l2_norm_clip"}:
         assert parameters[name].default == FIELDS[name].default
@@ -99,6 +104,8 @@ def test_calibration_takes_each_field_that_epsilon_depends_on():
         ("bound_residuals", False),
         ("feedback_steps", 3),
         ("num_microbatches", 4),
+        ("clipping", AdaptiveClipping(count_noise_multiplier=3.0)),
+        ("schedule", PiecewiseSchedule([4], [1.0, 0.5])),
     ],
 )
 def test_calibration_hands_each_field_on(name, value):
@@ -106,6 +113,8 @@ def test_calibration_hands_each_field_on(name, value):
     sampling = CyclicPoissonSampling(num_examples=640, expected_batch_size=16, num_groups=4)
     given = {"l2_norm_clip": 1.0, "error_norm_clip": 1.0, name: value}
     noise = calibrate_noise_multiplier(2.0, 1e-3, sampling, 10, **given)
+    plain = calibrate_noise_multiplier(2.0, 1e-3, sampling, 10)
+    assert noise != plain or name in ("l2_norm_clip", "error_norm_clip")
     mechanism = DiceMechanism(noise_multiplier=noise, expected_batch_size=16, **given)
     assert 1.99 < compute_epsilon(mechanism, sampling, 10, 1e-3) <= 2.0
 

@@ -293,7 +293,9 @@ def test_padding_has_weight_zero_and_marks_the_group():
 @pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_no_row_is_twice_in_a_batch_even_as_padding(kind, replicas, monkeypatch):
-    monkeypatch.setattr(sampling_lib.base.multi_worker, "join_workers", lambda sampling: replicas)
+    monkeypatch.setattr(
+        sampling_lib.batches.multi_worker, "join_workers", lambda sampling: replicas
+    )
     padded = 0
     for _ in range(20):
         for x, _, w in kind(100, 11).dataset(np.arange(100)):

@@ -23,6 +23,11 @@ from dice_tf.accounting.paper import (
     paper_epsilon,
     paper_noise_stddev,
 )
+from dice_tf.accounting.paper_convergence import (
+    paper_best_steps,
+    paper_gradient_bound,
+    paper_step_size,
+)
 from dice_tf.accounting.repeated_selection import selection_epsilon
 from dice_tf.accounting.statement import privacy_statement
 
@@ -40,8 +45,11 @@ __all__ = [
     "counterexample_epsilon_lower_bound",
     "dp_event",
     "guarantee",
+    "paper_best_steps",
     "paper_epsilon",
+    "paper_gradient_bound",
     "paper_noise_stddev",
+    "paper_step_size",
     "privacy_statement",
     "selection_epsilon",
     "selection_statement",

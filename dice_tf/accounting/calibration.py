@@ -19,6 +19,8 @@ from dice_tf.mechanism import PRIVACY_ARGUMENTS, DiceMechanism
 
 if TYPE_CHECKING:
     # At run time it would load TensorFlow.
+    from dice_tf.mechanism import PiecewiseSchedule
+    from dice_tf.mechanism.clipping import Clip
     from dice_tf.sampling import Sampling
 
 __all__ = ["calibrate_batch_size", "calibrate_noise_multiplier", "calibrate_steps"]
@@ -41,6 +43,8 @@ def calibrate_noise_multiplier(
     accountant: str = "rdp",
     *,
     num_microbatches: int | None = None,
+    clipping: str | Clip = "flat",
+    schedule: PiecewiseSchedule | None = None,
     neighbouring_relation: str | None = None,
     group_size: int = 1,
 ) -> float:
@@ -61,6 +65,8 @@ def calibrate_noise_multiplier(
         feedback_steps: Int >= 1.
         accountant: `"rdp"` or `"pld"` (less noise, slower).
         num_microbatches: Int or `None`.
+        clipping: Adaptive thresholds cost noise, all other rules cost the same.
+        schedule: Of noise, which is scaled as a whole, or `None`.
         neighbouring_relation: As for `guarantee`.
         group_size: Int in [1, N]: the budget is for people with up to so many examples.
 
@@ -116,6 +122,7 @@ def calibrate_steps(
     accountant: str = "rdp",
     *,
     neighbouring_relation: str | None = None,
+    group_size: int = 1,
 ) -> int:
     r"""Returns the largest number of optimizer steps within a privacy budget.
 
@@ -130,6 +137,7 @@ def calibrate_steps(
         sampling: As for `compute_epsilon`.
         accountant: `"rdp"` or `"pld"` (more steps, slower).
         neighbouring_relation: As for `guarantee`.
+        group_size: Int in [1, N]: the budget is for people with up to so many examples.
 
     Returns:
         Int > 0.
@@ -152,7 +160,13 @@ def calibrate_steps(
     def fits_by(accountant):
         def fits(steps):
             epsilon = compute_epsilon(
-                mechanism, sampling, steps, delta, accountant, neighbouring_relation
+                mechanism,
+                sampling,
+                steps,
+                delta,
+                accountant,
+                neighbouring_relation,
+                group_size=group_size,
             )
             return epsilon <= target_epsilon
 
@@ -179,6 +193,7 @@ def calibrate_batch_size(
     accountant: str = "rdp",
     *,
     neighbouring_relation: str | None = None,
+    group_size: int = 1,
 ) -> int:
     r"""Returns the largest expected batch size with which a run stays within a budget.
 
@@ -197,6 +212,7 @@ def calibrate_batch_size(
         steps: Int > 0, number of optimizer steps.
         accountant: `"rdp"` or `"pld"`.
         neighbouring_relation: As for `guarantee`.
+        group_size: Int in [1, N]: the budget is for people with up to so many examples.
 
     Returns:
         Int > 0, a multiple of `num_microbatches` if those are used, at most
@@ -227,6 +243,7 @@ def calibrate_batch_size(
             delta,
             accountant,
             neighbouring_relation,
+            group_size=group_size,
         )
         return epsilon <= target_epsilon
 
@@ -256,7 +273,8 @@ def _smallest_noise(epsilon_of, target_epsilon, start, factor):
             if high > math.log(_LARGEST_NOISE):
                 raise AccountingError(
                     f"No noise multiplier up to {_LARGEST_NOISE:g} gives an epsilon of at most "
-                    f"{target_epsilon}. Ask for a larger epsilon or fewer steps."
+                    f"{target_epsilon}. Ask for a larger epsilon, fewer steps or, with adaptive "
+                    "thresholds, a larger `count_noise_multiplier`."
                 )
     else:
         while excess(low) <= 0:

@@ -355,7 +355,10 @@ def account_of(mechanism, sampling, steps, delta, accountant, relation):
     special = None
     # dp_accounting takes other rounds for what they are, and an exchange moves those twice.
     sampled = all(r.sampling_probability < 1 for r in rounds) and not events.is_unbounded(mechanism)
-    if two_moves and sampled and mechanism.num_microbatches is None:
+    # Its pair is proven for shifts that are known when a window begins, not for thresholds that
+    # move within it.
+    known_shifts = mechanism.num_microbatches is None and not mechanism.moves
+    if two_moves and sampled and known_shifts:
         special = dp_accounting.NeighboringRelation.REPLACE_ONE
     elif relation == events.REPLACE_BY_EMPTY and not two_moves:
         special = dp_accounting.NeighboringRelation.REPLACE_SPECIAL

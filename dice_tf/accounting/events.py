@@ -15,6 +15,10 @@ standard deviation on the sum, \(B\) = `expected_batch_size`, \(N\) = `num_examp
 | bounded, \(m > s\) | random allocation | epochs | see `random_allocation` | as cyclic |
 | unbounded | any | see `unbounded_rounds` | | |
 
+Adaptive thresholds add the noisy count to the sensitivity, and a schedule of noise makes rounds
+of several noise multipliers (`DiceMechanism.sensitivity`, `scheduled`); their proof is in
+`docs/privacy.md`.
+
 Proof of the bounded rows. Fix every draw of all other examples: divergences are
 quasi-convex, so the worst of those draws bounds their mixture. What is left is a
 function of past releases, the noise and the one example's own coins. Entering at
@@ -35,7 +39,7 @@ from typing import Any, NamedTuple
 import dp_accounting
 from dp_accounting import dp_event
 
-from dice_tf.accounting import units
+from dice_tf.accounting import scheduled, units
 from dice_tf.accounting.random_allocation import AllocatedRound
 from dice_tf.checks.arguments import check_integer, check_number
 from dice_tf.errors import AccountingError
@@ -151,6 +155,7 @@ def check_run(mechanism, sampling, steps):
             "`dice_tf.run_epsilon(model, sampling, delta)`; for a plan, give an int."
         )
     sampling.check_mechanism(mechanism)
+    scheduled.check_schedule(mechanism, sampling)
     return check_integer("steps", steps, minimum=0, error=AccountingError)
 
 
@@ -281,9 +286,11 @@ def bounded_rounds(mechanism, sampling, steps, relation=None):
     Returns:
         What `sampling.accounted_rounds` says; see the table at the top of this module.
     """
+    factor = _extra_factor(mechanism, sampling, relation)
+    if mechanism.schedule is not None:
+        return scheduled.scheduled_rounds(mechanism, sampling, steps, factor)
     separate = sampling.separates_entries(mechanism.feedback_steps)
-    sensitivity = mechanism.sensitivity(separate_entries=separate)
-    sensitivity *= _extra_factor(mechanism, sampling, relation)
+    sensitivity = factor * mechanism.sensitivity(separate_entries=separate)
     return sampling.accounted_rounds(mechanism.noise_stddev_of_sum / sensitivity, steps)
 
 

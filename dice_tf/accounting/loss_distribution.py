@@ -47,8 +47,9 @@ def loss_interval(noise_multiplier, epsilon):
 _allocation_distribution = functools.lru_cache(maxsize=8)(random_allocation.loss_distribution)
 
 
-# The largest takes some MB. A run needs one for each doubling of epsilon.
-@functools.lru_cache(maxsize=8)
+# The largest takes some MB. A run needs one for each doubling of epsilon, with a schedule for each
+# noise as well.
+@functools.lru_cache(maxsize=32)
 def _round_distribution(noise_multiplier, sampling_probability, interval):
     return privacy_loss_distribution.from_gaussian_mechanism(
         noise_multiplier,
@@ -64,35 +65,37 @@ def _distribution(event, interval, relation):
     number of rounds, and so is kept.
     """
     exchange = relation is dp_accounting.NeighboringRelation.REPLACE_ONE
-    turn = getattr(event, "event", None)
-    whole = None
-    if _is_allocated(event) and not exchange:
-        whole = _with_allocation(event, interval)
-    elif isinstance(turn, dp_accounting.PoissonSampledDpEvent) and not exchange:
-        # An example that becomes empty is one that is removed: it shifts nothing when drawn.
-        gaussian: Any = turn.event
-        one = _round_distribution(gaussian.noise_multiplier, turn.sampling_probability, interval)
-        whole = one.self_compose(event.count)
-    if whole is not None:
+    # An example that becomes empty is one that is removed: it shifts nothing when drawn.
+    if _is_known(event) and not exchange:
+        whole = _composition(event, interval)
         return whole.get_epsilon_for_delta, whole.get_delta_for_epsilon
     accountant = pld.PLDAccountant(relation, interval).compose(event)
     return accountant.get_epsilon, accountant.get_delta
 
 
-def _is_allocated(event):
-    parts = [*getattr(event, "events", ()), *filter(None, [getattr(event, "event", None)])]
-    return isinstance(event, random_allocation.RandomAllocationDpEvent) or any(
-        map(_is_allocated, parts)
+def _is_known(event):
+    """Whether an event is made of rounds whose distributions are kept."""
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        return all(map(_is_known, event.events))
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        return _is_known(event.event)
+    one = event.event if isinstance(event, dp_accounting.PoissonSampledDpEvent) else event
+    return isinstance(
+        one, (dp_accounting.GaussianDpEvent, random_allocation.RandomAllocationDpEvent)
     )
 
 
-def _with_allocation(event, interval):
-    """Returns the loss distribution of a composition that dp_accounting does not know."""
+def _composition(event, interval):
+    """Returns the loss distribution of an event that `_is_known`."""
     if isinstance(event, dp_accounting.ComposedDpEvent):
-        parts = [_with_allocation(part, interval) for part in event.events]
+        parts = [_composition(part, interval) for part in event.events]
         return functools.reduce(lambda left, right: left.compose(right), parts)
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
-        return _with_allocation(event.event, interval).self_compose(event.count)
+        one: Any = event.event
+        if isinstance(one, dp_accounting.GaussianDpEvent):
+            # Exact: n of them are one of a root of n times the shift.
+            return _round_distribution(one.noise_multiplier / event.count**0.5, 1.0, interval)
+        return _composition(one, interval).self_compose(event.count)
     if isinstance(event, random_allocation.RandomAllocationDpEvent):
         return _allocation_distribution(event.cycles, event.noise_multiplier, interval)
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):

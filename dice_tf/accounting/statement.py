@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 import dataclasses
 import math
 import textwrap
 from typing import TYPE_CHECKING
 
-from dice_tf.accounting import events, units
+from dice_tf.accounting import events, moving, units
 from dice_tf.accounting.attack import true_positive_rates
 from dice_tf.accounting.epsilon import (
     ACCOUNTANTS,
@@ -63,6 +64,7 @@ def privacy_statement(
     *,
     draws_are_secret: bool | None = None,
     group_size: int = 1,
+    thresholds: Mapping[str, float] | None = None,
 ) -> str:
     """Returns a text that says what privacy a run has, and what it does not have.
 
@@ -116,7 +118,7 @@ def privacy_statement(
     not_covered = (*_NOT_COVERED, _GROUPS[group_size > 1])
     sections = (
         ("GUARANTEE", _guarantee_text(mechanism, chosen, by_accountant, draws_are_secret, finds)),
-        ("PARAMETERS", _parameters(mechanism, sampling, chosen, draws_are_secret)),
+        ("PARAMETERS", _parameters(mechanism, sampling, chosen, draws_are_secret, thresholds)),
         ("HOW IT IS ACCOUNTED", _accounting(mechanism, sampling, steps)),
         ("FOR COMPARISON", _comparison(mechanism, sampling, by_accountant)),
         (
@@ -199,7 +201,8 @@ def _guarantee_text(mechanism, chosen, by_accountant, draws_are_secret, finds):
     return "\n".join(notes)
 
 
-def _parameters(mechanism, sampling, result, draws_are_secret):
+def _parameters(mechanism, sampling, result, draws_are_secret, thresholds=None):
+    first = " at first" if mechanism.moves else ""
     rows = {
         f"number of {units.word(sampling)}s N": sampling.num_examples,
         "expected batch size B": mechanism.expected_batch_size,
@@ -209,15 +212,16 @@ def _parameters(mechanism, sampling, result, draws_are_secret):
         "steps T": result.steps,
         "delta": delta_up(result.delta),
         "neighbouring relation": result.neighbouring_relation,
-        "l2_norm_clip C1": f"{mechanism.l2_norm_clip:g}",
-        "error_norm_clip C2": f"{mechanism.error_norm_clip:g}",
+        "l2_norm_clip C1": f"{mechanism.l2_norm_clip:g}{first}",
+        "error_norm_clip C2": f"{mechanism.error_norm_clip:g}{first}",
+        **moving.parameters(mechanism, thresholds),
         "bound_residuals": mechanism.bound_residuals,
         "feedback_steps": mechanism.feedback_steps,
         "clipping": mechanism.clip.name,
         "num_microbatches": mechanism.num_microbatches or "none: each example is clipped",
         **units.parameters(mechanism, sampling),
         "noise_multiplier": f"{mechanism.noise_multiplier:g}",
-        "noise on the mean (stddev)": f"{mechanism.noise_stddev:.6g}",
+        "noise on the mean (stddev)": f"{mechanism.noise_stddev:.6g}{first}",
         "noise key is secret": mechanism.noise_is_secret,
         "draws are secret": "not needed" if draws_are_secret is None else draws_are_secret,
         "accountant": result.accountant.upper(),
@@ -229,6 +233,7 @@ def _accounting(mechanism, sampling, steps):
     notes = [sampling.description(steps)]
     if mechanism.clip.statement() is not None:
         notes.append(mechanism.clip.statement())
+    notes += moving.notes(mechanism)
     if mechanism.error_norm_clip == 0:
         notes.append("There is no error feedback: this is DP-SGD.")
     elif events.is_unbounded(mechanism):
@@ -279,6 +284,7 @@ def _comparison(mechanism, sampling, by_accountant):
             error_norm_clip=0.0,
             bound_residuals=True,
             clipping="flat",
+            schedule=None,
             feedback_steps=1,
             noise_multiplier=mechanism.noise_stddev_of_sum / clip,
         )
@@ -311,6 +317,8 @@ def plain_sampling(sampling):
 
 
 def _paper_text(mechanism, sampling, steps, delta):
+    if mechanism.moves:
+        return _wrap("The paper's formula is about noise and thresholds that never change.")
     if steps == 0 or mechanism.noise_multiplier == 0:
         return _wrap("The paper's formula says nothing about a run without steps or noise.")
     # The paper's C is on the scale of the sum; its error is clipped to C/B.

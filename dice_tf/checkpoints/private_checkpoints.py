@@ -69,6 +69,8 @@ class PrivateState:
         # The errors are those of this step; in any other state of the run they count as 0.
         self.error_step: Any = None
         self.errors = []
+        # Factors of the thresholds that the errors were formed under, if those change.
+        self.error_factors: Any = None
         self.sampler = None
         # How many rows epochs showed, see `row_counts`.
         self.row_counts = None
@@ -204,6 +206,8 @@ def private_variables(private, mechanism):
     """
     names = ("noise_draws", "error_step", "sampler")
     variables = {name: getattr(private, name) for name in names}
+    if private.error_factors is not None:
+        variables["error_factors"] = private.error_factors
     variables.update({f"error_{i}": error for i, error in enumerate(private.errors)})
     if private.noise_key.seed is None:
         variables["noise_key"] = private.noise_key.variable

@@ -24,10 +24,9 @@ _ROUNDING = 2.0**-23
 _MATERIALISED_BYTES = 256 * 2**20
 _ASSUMED_BATCH = 256
 _ASSUMED_POSITIONS = 128
-# One entry of a materialised gradient costs, to write and to read twice, about as
-# much as this many multiplications (measured on two CPU cores).
-_ENTRY_COST = 24
-_COMPILED_ENTRY_COST = 52
+# One entry of a materialised gradient costs, to write and to read twice, about as much as this
+# many multiplications of a Gram matrix (measured on two CPU cores with AVX-512).
+_ENTRY_COST = 16
 # A second product for some examples only pays where it costs this much more, per example
 # and position, than picking out their inputs and cotangents.
 _ROWS_WORTH_PICKING = 64
@@ -134,8 +133,8 @@ class OuterProduct:
     def prefers_gram(self, batch):
         """Whether Gram matrices are cheaper, or the only way within the memory cap.
 
-        Writing gradients down costs one product and two readings, and spares the two
-        products of the weighted sums; Gram matrices cost `positions**2 (k + f)`.
+        Writing gradients down costs one product and two readings, and spares the weighted sums,
+        which are about one product; Gram matrices cost `positions**2 (k + f)`.
         """
         groups = self.inputs.shape[1] if self.grouped else 1
         positions = self.positions or _ASSUMED_POSITIONS
@@ -144,9 +143,7 @@ class OuterProduct:
             return True
         if 4 * (batch or _ASSUMED_BATCH) * groups * positions**2 > _MATERIALISED_BYTES:
             return False
-        if not self.grouped and gram.worth_compiling(self.positions, k, f):
-            return positions**2 * (k + f) < _COMPILED_ENTRY_COST * k * f
-        return positions**2 * (k + f) + positions * k * f < _ENTRY_COST * k * f
+        return positions**2 * (k + f) < _ENTRY_COST * k * f
 
     def sizes(self):
         """Returns the two sizes of the product, `(k, f)`."""

@@ -165,7 +165,7 @@ def factor_squares(tensor):
 
     Squares of numbers below 1e-19 underflow. In the squared norm of a gradient that is no
     harm, as no threshold is so small. But 0 times the squares of large cotangents would
-    hide a large gradient, so each square counts for as much as it may have lost.
+    hide a large gradient, so each square counts for twice as much as it may have lost.
 
     Args:
         tensor: Float32 `[..., size]`.
@@ -175,7 +175,7 @@ def factor_squares(tensor):
         ones where numbers are larger than about 1e-15.
     """
     size = tf.cast(tf.shape(tensor)[-1], tf.float32)
-    return rounding.sums_of_squares(tensor) + size * _SMALLEST
+    return rounding.sums_of_squares(tensor) + 2 * size * _SMALLEST
 
 
 def safe_total(terms):

@@ -174,7 +174,8 @@ def _batch_axis_checks(calls, batch):
     """Assertions that every layer saw examples, and nothing else, on its first axis."""
     if not calls:
         return []
-    sizes = tf.stack([tf.shape(call.watched[0])[0] for call in calls])
+    # Of cotangents: one more reader of a sum would keep its activation from being fused with it.
+    sizes = tf.stack([tf.shape(tf.nest.flatten(call.cotangents)[0])[0] for call in calls])
     check = tf.debugging.Assert(
         tf.reduce_all(sizes == batch),
         [

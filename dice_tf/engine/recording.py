@@ -17,6 +17,7 @@ from typing import Any
 import keras
 import keras.src
 import tensorflow as tf
+from tensorflow.python.eager import record as tf_record
 
 from dice_tf.engine import random_replay, rematerialization, rules
 from dice_tf.engine.folded_axes import folded_layers
@@ -65,13 +66,46 @@ class LayerCall:
         return self.layer.path or self.layer.name
 
 
+class _Reads:
+    """Which trainable variables are read.
+
+    Not a tape: under two of them TensorFlow wraps every loop in a function that puts out all
+    intermediate values and zeros for their gradients.
+    """
+
+    def __init__(self):
+        self._variables, self._watcher = [], None
+
+    def __enter__(self):
+        self._watcher = tf_record.VariableWatcher()
+        self._watcher.__enter__()
+        return self
+
+    def __exit__(self, *exception):
+        self._watcher.__exit__(*exception)
+        self._variables += self._watcher.watched_variables()
+
+    @contextlib.contextmanager
+    def paused(self):
+        """Reads inside are not of this call."""
+        self.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            self.__enter__()
+
+    def variables(self):
+        """Returns what was read."""
+        return self._variables
+
+
 class _Frame:
     """A layer call that is going on."""
 
     def __init__(self, layer=None, rule=None, first_call=0, first_draw=0):
         self.layer, self.rule = layer, rule
         self.first_call, self.first_draw = first_call, first_draw
-        self.tape = tf.GradientTape()
+        self.reads = _Reads()
         self.claimed = {}  # id -> variable of calls inside that could not account for it
         self.before_activation = []
         self.remembered = None
@@ -109,7 +143,7 @@ class Recorder:
             stack.enter_context(random_replay.listening(self._draws))
             stack.enter_context(_recording(self))
             self._frames.append(_Frame())
-            stack.enter_context(self._frames[0].tape)
+            stack.enter_context(self._frames[0].reads)
             self._stack = stack.pop_all()
         return self
 
@@ -150,7 +184,7 @@ class Recorder:
         state = [(v, tf.identity(v._value)) for v in kept]
         self._frames.append(frame)
         try:
-            with outer.tape.stop_recording(), frame.tape:
+            with outer.reads.paused(), frame.reads:
                 outputs = self._run(frame, function, args, kwargs)
         finally:
             self._frames.pop()
@@ -177,11 +211,14 @@ class Recorder:
         frame = self._frames[-1]
         if frame.layer is not layer or not (frame.rule and frame.rule.before_activation):
             return tensor
-        frame.before_activation.append(self._watch(tensor))
+        # What Keras' own layers hand to their activation they use for nothing else. A copy would
+        # keep the activation from being fused with the product before it.
+        copied = not type(layer).__module__.startswith("keras.")
+        frame.before_activation.append(self._watch(tensor, copied))
         return frame.before_activation[-1]
 
     def _reads(self, frame):
-        read = (id(v) for v in frame.tape.watched_variables())
+        read = (id(v) for v in frame.reads.variables())
         return {key: self._trainable[key] for key in read if key in self._trainable}
 
     def _account(self, frame, outer, variables, state, args, kwargs, outputs):
@@ -237,10 +274,10 @@ class Recorder:
         rank = tensor.shape.rank
         return rank is not None and rank > 0 and tensor.shape[0] == self._batch
 
-    def _watch(self, tensor):
+    def _watch(self, tensor, copied=True):
         if not _is_float(tensor):
             return tensor
-        watched = tf.identity(tensor)
+        watched = tf.identity(tensor) if copied else tensor
         mask = getattr(tensor, "_keras_mask", None)
         if mask is not None:
             watched._keras_mask = mask

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from dice_tf.engine import rules_conv, rules_recurrent
+from dice_tf.engine import rules_conv, rules_conv_recurrent, rules_normalisation, rules_recurrent
 from dice_tf.engine.contributions import OuterProduct, PerExample, Rows
 from dice_tf.errors import GradientEngineError
 
@@ -329,35 +329,6 @@ def _is_sequence(layer, inputs):
     return inputs.shape.rank == 3
 
 
-def _normalisation(layer, call):
-    """Scale and offset of a layer `scale * normalised(inputs) + offset`."""
-    scale = layer.scale if isinstance(layer, keras.layers.RMSNormalization) else layer.gamma
-    offset = getattr(layer, "beta", None)
-    axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
-    kept = [axis % call.inputs.shape.rank for axis in axes]
-    reduced = [axis for axis in range(1, call.inputs.shape.rank) if axis not in kept]
-    add_up = lambda t: tf.reduce_sum(t, reduced) if reduced else t
-    cotangents = tf.cast(call.cotangents, tf.float32)
-    contributions = []
-    if scale is not None:
-        # With scale 1 and offset 0 the layer itself gives the normalised inputs.
-        values = [(scale, tf.ones(scale.shape, scale.dtype))]
-        if offset is not None:
-            values.append((offset, tf.zeros(offset.shape, offset.dtype)))
-        with keras.StatelessScope(values):
-            output: Any = layer.call(call.inputs)
-            normalised = tf.cast(output, tf.float32)
-        contributions.append((scale, PerExample(add_up(cotangents * normalised))))
-    if offset is not None:
-        contributions.append((offset, PerExample(add_up(cotangents))))
-    return contributions
-
-
-def _supports_normalisation(layer, inputs):
-    axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
-    return inputs.shape.rank is not None and all(axis % inputs.shape.rank for axis in axes)
-
-
 def _has_known_features(layer, inputs):
     del layer
     return inputs.shape.rank is not None and inputs.shape.rank > 1
@@ -373,7 +344,7 @@ for _class in (
     keras.layers.RMSNormalization,
     keras.layers.GroupNormalization,
 ):
-    register_rule(_class, _normalisation, supports=_supports_normalisation)
+    register_rule(_class, rules_normalisation.contributions, supports=rules_normalisation.supports)
 register_rule(
     keras.layers.ReversibleEmbedding, _reversible_embedding, supports=_supports_reversible
 )
@@ -395,4 +366,11 @@ for _class in (keras.layers.SimpleRNN, keras.layers.LSTM, keras.layers.GRU):
     # What is watched here is not the input of an activation, but is used in the same way.
     _rules[_class] = _Rule(
         rules_recurrent.contributions, rules_recurrent.supports, True, rules_recurrent.run
+    )
+for _class in (keras.layers.ConvLSTM1D, keras.layers.ConvLSTM2D, keras.layers.ConvLSTM3D):
+    _rules[_class] = _Rule(
+        rules_conv_recurrent.contributions,
+        rules_conv_recurrent.supports,
+        True,
+        rules_conv_recurrent.run,
     )

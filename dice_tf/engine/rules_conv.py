@@ -47,7 +47,7 @@ def convolution(layer, call):
         return _with_bias(layer, call, [(layer._kernel, _grouped(layer, call))])
     if _goes_by_rows(layer, call):
         return _with_bias(layer, call, [(layer._kernel, _written_by_rows(layer, call))])
-    patches, transposed = _patches(layer, call.inputs)
+    patches, transposed = patches_of(layer, call.inputs)
     cotangents = _flat_positions(call.cotangents)
     if not layer.lora_enabled:
         product = OuterProduct(
@@ -212,7 +212,7 @@ def _in_groups(layer, inputs, cotangents, groups):
     """Returns patches and cotangents as `[batch, groups, positions, features]`."""
     channels = inputs.shape[-1]
     size = math.prod(layer.kernel_size)
-    patches, transposed = _patches(layer, inputs)
+    patches, transposed = patches_of(layer, inputs)
     if transposed:
         patches = tf.linalg.matrix_transpose(patches)
     patches = tf.reshape(patches, [-1, patches.shape[1], size, groups, channels // groups])
@@ -235,7 +235,7 @@ def _flat_positions(tensor):
     return tf.reshape(tensor, [-1, math.prod(tensor.shape[1:-1]), tensor.shape[-1]])
 
 
-def _patches(layer, inputs):
+def patches_of(layer, inputs):
     """Copies out what every output position of a convolution sees.
 
     Gathers with a constant index are several times faster on CPU than
@@ -259,7 +259,7 @@ def _patches(layer, inputs):
     spatial: Any = inputs.shape[1:-1]
     points = math.prod(spatial)
     if _in_xla():
-        return _patches_by_slices(layer, inputs), False
+        return _by_slices(layer, inputs), False
     if taps == 1 and positions == points:
         return tf.reshape(inputs, [-1, points, channels]), False
     if channels < _FEW_CHANNELS:
@@ -268,7 +268,7 @@ def _patches(layer, inputs):
     return tf.reshape(patches, [-1, positions, taps * channels]), False
 
 
-def _patches_by_slices(layer, padded):
+def _by_slices(layer, padded):
     """The same, `[batch, positions, taps * channels]`, copying the taps of one axis at a time."""
     geometry = zip(layer.kernel_size, layer.strides, layer.dilation_rate, strict=True)
     for axis, (taps, stride, step) in reversed([*enumerate(geometry, 1)]):

@@ -26,9 +26,19 @@ def supports(layer, inputs):
     return (
         type(cell) in _STEPS
         and inputs.shape.rank == 3
-        and not (layer.return_state or layer.stateful or layer.zero_output_for_mask)
-        and not (cell.dropout or cell.recurrent_dropout)
+        and is_plain(layer)
         and getattr(cell, "reset_after", True)
+    )
+
+
+def is_plain(layer):
+    """Whether a layer has outputs that are states, and nothing that is drawn or kept."""
+    return not (
+        layer.return_state
+        or layer.stateful
+        or layer.zero_output_for_mask
+        or layer.cell.dropout
+        or layer.cell.recurrent_dropout
     )
 
 
@@ -50,10 +60,26 @@ def run(layer, function, args, kwargs, watch):
     gates: Any = ops.matmul(args[0], cell.kernel)
     if cell.use_bias:
         gates += bias[0] if isinstance(cell, keras.layers.GRUCell) else bias
-    gates = watch(gates)
+    return run_on_gates(layer, function, watch(gates), args, kwargs, _STEPS[type(cell)])
+
+
+def run_on_gates(layer, function, gates, args, kwargs, step):
+    """Runs the loop of a layer on the sequence of what its inputs contribute to the gates.
+
+    Args:
+        layer: Recurrent layer.
+        function: Its `call`.
+        gates: `[batch, time, ...]`.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+        step: What its cell does in place of `call`: a function of the cell, gates and states.
+
+    Returns:
+        Pair of the layer's output and the sequences of gates and outputs, in the order of time.
+    """
     # Copies, because other threads may run the layer as it is.
-    on_gates, cell_on_gates = shallow_copy(layer), shallow_copy(cell)
-    vars(cell_on_gates)["call"] = functools.partial(_STEPS[type(cell)], cell)
+    on_gates, cell_on_gates = shallow_copy(layer), shallow_copy(layer.cell)
+    vars(cell_on_gates).update(call=functools.partial(step, layer.cell), _input_spec=None)
     vars(on_gates).update(cell=cell_on_gates, return_sequences=True, use_cudnn=False)
     sequence = function.__func__(on_gates, gates, *args[1:], **kwargs)
     wanted = sequence if layer.return_sequences else sequence[:, -1]
@@ -63,15 +89,12 @@ def run(layer, function, args, kwargs, watch):
 def contributions(layer, call):
     """Returns the contributions of a recurrent layer to its weights."""
     cell = layer.cell
-    (gates, sequence), cotangents = call.remembered, tf.cast(call.cotangents, tf.float32)
-    initial = call.kwargs.get("initial_state", call.args[1] if len(call.args) > 1 else None)
-    before = tf.zeros_like(sequence[:, 0]) if initial is None else tf.nest.flatten(initial)[0]
-    before = tf.concat([tf.cast(before, sequence.dtype)[:, None], sequence[:, :-1]], 1)
+    (gates, _), cotangents = call.remembered, tf.cast(call.cotangents, tf.float32)
+    before = outputs_before(layer, call)
     recurrent = cotangents
     if layer.go_backwards:
         # The sequence of outputs is in the order of the loop, the gates in that of time.
         gates, recurrent = tf.reverse(gates, [1]), tf.reverse(cotangents, [1])
-    before = tf.cast(before, tf.float32)
     if isinstance(cell, keras.layers.GRUCell):
         # The reset gate multiplies what the last column block of U gives.
         columns = slice(cell.units, 2 * cell.units)
@@ -94,6 +117,25 @@ def contributions(layer, call):
             bias = tf.stack([bias, tf.reduce_sum(recurrent, 1)], 1)
         products.append((cell.bias, PerExample(bias)))
     return products
+
+
+def outputs_before(layer, call):
+    """Returns the output before every time step, float32 `[batch, time, ...]`, as looped over."""
+    given = dict(zip(("sequences", "initial_state", "mask"), call.args, strict=False))
+    given.update(call.kwargs)
+    initial, mask, (_, sequence) = given.get("initial_state"), given.get("mask"), call.remembered
+    sequence = tf.cast(sequence, tf.float32)
+    first = tf.zeros_like(sequence[:, :1])
+    if initial is None:
+        return tf.concat([first, sequence[:, :-1]], 1)
+    first = tf.cast(tf.nest.flatten(initial)[0], tf.float32)[:, None]
+    if mask is not None:
+        # Keras puts out zeros until the first step that is not masked, but keeps the state.
+        mask = tf.reverse(mask, [1]) if layer.go_backwards else mask
+        size = [*tf.unstack(tf.shape(mask)[:2]), *[1] * (first.shape.rank - 2)]
+        started = tf.cumsum(tf.cast(tf.reshape(mask, size), tf.int32), 1) > 0
+        sequence = tf.where(started, sequence, first)
+    return tf.concat([first, sequence[:, :-1]], 1)
 
 
 def _simple_step(cell, gates, states, training=False):

@@ -134,6 +134,22 @@ def present_rows(sample_weight: Any, rows: Any) -> Any:
     return present
 
 
+def present_units(sample_weight: Any, rows: Any, size: int) -> Any:
+    """Returns float32 `[units]`, 1 for units that have a row with a weight, 0 for padding.
+
+    Args:
+        sample_weight: As for `present_rows`.
+        rows: Int tensor, the number of rows. The last unit may lack some.
+        size: Int, rows of a unit.
+    """
+    present = present_rows(sample_weight, rows)
+    if size == 1:
+        return present
+    missing: Any = tf.math.floormod(-rows, size)
+    whole = tf.pad(present, [[0, missing]])
+    return tf.reduce_max(tf.reshape(whole, [-1, size]), 1)
+
+
 def count_present(sample_weight: Any, rows: Any, size: int) -> Any:
     """Returns the number of units that have a row with a weight, as a float32 scalar.
 
@@ -142,10 +158,7 @@ def count_present(sample_weight: Any, rows: Any, size: int) -> Any:
         rows: Int tensor, the number of rows.
         size: Int, rows of a unit.
     """
-    present = present_rows(sample_weight, rows)
-    if size > 1:
-        present = tf.reduce_max(tf.reshape(present, [-1, size]), 1)
-    return tf.reduce_sum(present)
+    return tf.reduce_sum(present_units(sample_weight, rows, size))
 
 
 def in_units(contribution: Any, size: int) -> Any:

@@ -17,6 +17,7 @@ from dice_tf.ledger import claims, draw_origins, provenance, units
 from dice_tf.mechanism import DiceMechanism
 from dice_tf.sampling import Sampling
 from dice_tf.training.run import private_optimizer
+from dice_tf.training.thresholds import clip_thresholds
 
 NEED = "epsilon"
 
@@ -65,7 +66,12 @@ def accounted_run(model: keras.Model, sampling: Sampling) -> tuple[DiceMechanism
 
 
 def run_epsilon(
-    model: keras.Model, sampling: Sampling, delta: float, accountant: str = "rdp"
+    model: keras.Model,
+    sampling: Sampling,
+    delta: float,
+    accountant: str = "rdp",
+    *,
+    group_size: int = 1,
 ) -> float:
     """Returns the epsilon of all steps that a model's optimizer has made.
 
@@ -76,6 +82,7 @@ def run_epsilon(
         sampling: As for `accounted_run`.
         delta: Float in (0, 1/N).
         accountant: `"rdp"` (fast) or `"pld"` (tighter).
+        group_size: Int in [1, N], for people with up to so many examples.
 
     Returns:
         Float >= 0; infinite if `noise_multiplier` is 0.
@@ -95,11 +102,18 @@ def run_epsilon(
     >>> round(run_epsilon(model, sampling, delta=1e-3), 2)
     2.11
     """
-    return accounting.compute_epsilon(*accounted_run(model, sampling), delta, accountant)
+    return accounting.compute_epsilon(
+        *accounted_run(model, sampling), delta, accountant, group_size=group_size
+    )
 
 
 def run_statement(
-    model: keras.Model, sampling: Sampling, delta: float, accountant: str = "rdp"
+    model: keras.Model,
+    sampling: Sampling,
+    delta: float,
+    accountant: str = "rdp",
+    *,
+    group_size: int = 1,
 ) -> str:
     """Returns `accounting.privacy_statement` of all steps that a model's optimizer has made.
 
@@ -108,9 +122,12 @@ def run_statement(
         sampling: How batches were drawn.
         delta: Float in (0, 1/N).
         accountant: `"rdp"` or `"pld"`: whose epsilon is guaranteed.
+        group_size: Int in [1, N]. Above 1, it also says what holds for a person with up to so
+            many examples.
 
     Returns:
-        A string of several lines. It names seeds also of earlier samplers and optimizers.
+        A string of several lines. It names seeds also of earlier samplers and optimizers, and
+        the thresholds of the last step if they moved.
 
     Raises:
         DicePrivacyError: As `run_epsilon`.
@@ -129,7 +146,14 @@ def run_statement(
     check_delta(delta, sampling.num_examples)
     seeded = provenance.draws_were_seeded(provenance.read_record(model.optimizer))
     return accounting.privacy_statement(
-        mechanism, sampling, steps, delta, accountant, draws_are_secret=False if seeded else None
+        mechanism,
+        sampling,
+        steps,
+        delta,
+        accountant,
+        draws_are_secret=False if seeded else None,
+        group_size=group_size,
+        thresholds=clip_thresholds(model) if mechanism.moves else None,
     )
 
 

@@ -9,6 +9,7 @@ error starts from 0.
 """
 
 import contextlib
+import math
 from typing import Any
 import warnings
 import weakref
@@ -21,6 +22,7 @@ from dice_tf.checkpoints import private_checkpoints
 from dice_tf.errors import UnaccountedStepsWarning
 from dice_tf.ledger import admission, claims, draw_origins, provenance, row_counts, units
 from dice_tf.training.run import run_of
+from dice_tf.training.thresholds import clip_thresholds
 
 
 class PassCallback(keras.callbacks.Callback):
@@ -64,6 +66,10 @@ class PassCallback(keras.callbacks.Callback):
         provenance.write_record(optimizer, record)
         if optimizer.built and self._sources is not None:
             row_counts.check(optimizer, self._origin)
+        if logs is not None and optimizer.built and optimizer.mechanism.moves:
+            # Of all layers together, and public.
+            model: Any = self.model
+            logs["l2_norm_clip"] = math.hypot(*clip_thresholds(model).values())
 
     def _begin(self):
         model: Any = self.model
@@ -200,12 +206,15 @@ def close_open_pass(optimizer, sampling, row_order=None):
     record = provenance.read_record(optimizer)
     missing = -(steps + record["unfinished_steps"]) % sampling.steps_per_round
     record["unfinished_steps"] += missing
-    if sampling.num_groups > 1:
-        other_groups = record["assignment"] != sampling.assignment
-        if missing or other_groups or _is_other_order(optimizer, row_order):
-            for error in optimizer.errors:
-                error.assign(tf.zeros(error.shape))
-        if missing:
-            record["last_group"] = sampling.num_groups - 1
+    several = sampling.num_groups > 1
+    other_groups = record["assignment"] != sampling.assignment
+    forgets = several and (missing or other_groups or _is_other_order(optimizer, row_order))
+    # A schedule goes on after the steps that the pass lacks, where a residual would meet noise of
+    # steps that its round is not accounted at.
+    if forgets or (missing and optimizer._mechanism.schedule is not None):
+        for error in optimizer.errors:
+            error.assign(tf.zeros(error.shape))
+    if missing and several:
+        record["last_group"] = sampling.num_groups - 1
     record["assignment"] = sampling.assignment
     provenance.write_record(optimizer, record)

@@ -13,12 +13,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from dice_tf.errors import MechanismError
+from dice_tf.mechanism.adaptive import AdaptiveClipping
 from dice_tf.mechanism.clipping import Clip
 from dice_tf.mechanism.per_layer import PerLayerClipping
 from dice_tf.mechanism.whole_gradient import AutomaticClipping, FlatClipping
 
 RULES: dict[str, Any] = {
-    rule.name: rule for rule in (FlatClipping, AutomaticClipping, PerLayerClipping)
+    rule.name: rule
+    for rule in (FlatClipping, AutomaticClipping, PerLayerClipping, AdaptiveClipping)
 }
 
 

@@ -59,10 +59,12 @@ class Clip(Protocol):
     Attributes:
         name: What `clipping=` takes for the rule with its defaults.
         threshold: The only value that `l2_norm_clip` may have, or `None` for any.
+        sets_thresholds: Whether the rule decides how thresholds change, so that no schedule may.
     """
 
     name: ClassVar[str]
     threshold: ClassVar[float | None]
+    sets_thresholds: ClassVar[bool]
 
     def check(self, mechanism: DiceMechanism) -> None:
         """Refuses a mechanism whose parameters do not go with the rule.
@@ -118,7 +120,9 @@ class Clip(Protocol):
         ...
 
 
-def clip_weights(norms, mechanism: DiceMechanism, groups: VariableGroups | None = None):
+def clip_weights(
+    norms, mechanism: DiceMechanism, groups: VariableGroups | None = None, factors=None
+):
     r"""Returns the head and residual weight of every per-example gradient.
 
     With \(n_i = \lVert g_i \rVert\) and flat clipping:
@@ -139,6 +143,8 @@ def clip_weights(norms, mechanism: DiceMechanism, groups: VariableGroups | None 
             float32 `[units, groups]`, norms over the variables of each.
         mechanism: The thresholds \(C_1\), \(C_2\) and the form of the algorithm.
         groups: What `mechanism.clip.groups` returned for the model.
+        factors: Float32 `[groups]`, what the thresholds of this step are those of the mechanism
+            times, where they change (`[1]` without groups). `None`: 1.
 
     Returns:
         A pair of tensors like `norms`: head weights, and residual weights or `None` if
@@ -167,24 +173,35 @@ def clip_weights(norms, mechanism: DiceMechanism, groups: VariableGroups | None 
         finite = tf.reduce_all(finite, -1, keepdims=True)
     # Infinity makes all quotients 0 without a special case; NaN would survive.
     norms = tf.where(finite, rounding.RAISED * norms, float("inf"))
-    c1, c2 = _thresholds(mechanism, groups)
+    c1, c2 = thresholds(mechanism, groups, factors)
     head, residual = mechanism.clip.weights(norms, c1, c2, mechanism.bound_residuals)
     if mechanism.error_norm_clip == 0:
         return head, None
     return head, tf.where(finite, residual, tf.zeros_like(residual))
 
 
-def _thresholds(mechanism, groups):
-    """Returns C1 and C2, as numbers or as one number per group."""
+def thresholds(mechanism: DiceMechanism, groups: VariableGroups | None, factors=None):
+    """Returns C1 and C2, as numbers or as one number per group, times the factors of a step.
+
+    Args:
+        mechanism: The thresholds of the whole.
+        groups: As for `clip_weights`, like `factors`.
+        factors: Float32 `[groups]` or `None`.
+
+    Raises:
+        MechanismError: As `clip_weights`.
+    """
     totals = mechanism.l2_norm_clip, mechanism.error_norm_clip
     if groups is None:
-        return totals
+        return totals if factors is None else tuple(total * factors for total in totals)
     if math.fsum(share**2 for share in groups.shares) > 1 + _SHARES_TOLERANCE:
         raise MechanismError(
             "The squares of the shares of thresholds must add up to 1: otherwise one example moves "
             f"a release by more than C1 and C2. Received: shares={groups.shares}."
         )
     smallest = min(groups.shares) * min(total for total in totals if total > 0)
+    if mechanism.schedule is not None:
+        smallest *= min(mechanism.schedule.clip_factors)
     if not smallest >= SMALLEST_THRESHOLD:
         raise MechanismError(
             f"The threshold of a group of variables must be at least {SMALLEST_THRESHOLD:g}, for "
@@ -192,7 +209,8 @@ def _thresholds(mechanism, groups):
             f"clipping={mechanism.clipping!r}, l2_norm_clip={totals[0]}, "
             f"error_norm_clip={totals[1]}. Take larger thresholds or more even proportions."
         )
-    return tuple(tf.constant([p * total for p in groups.shares], tf.float32) for total in totals)
+    each = (tf.constant([p * total for p in groups.shares], tf.float32) for total in totals)
+    return tuple(each if factors is None else (values * factors for values in each))
 
 
 def clip_by_global_norm(tensors: Sequence[Any], threshold: float) -> list[Any]:

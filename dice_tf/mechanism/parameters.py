@@ -14,14 +14,14 @@ from typing import Any
 from dice_tf.checks.arguments import check_integer, check_number
 from dice_tf.errors import MechanismError
 from dice_tf.mechanism import clip_rules
+from dice_tf.mechanism.adaptive import AdaptiveClipping
 from dice_tf.mechanism.clipping import SMALLEST_THRESHOLD, Clip
+from dice_tf.mechanism.schedules import SMALLEST_NOISE, PiecewiseSchedule, schedule_of
 
 __all__ = ["DiceMechanism"]
 
 # Default of numbers that follow from others. `Any`, because nobody reads `None` there.
 _FOLLOWS: Any = None
-# Less would be rounded to none at all, as float32.
-_SMALLEST_NOISE = 1e-30
 # How to choose what has no default.
 _ADVICE = {
     "l2_norm_clip": "`l2_norm_clip` bounds the norm of the gradient of one example (0.1 to 1 "
@@ -59,13 +59,16 @@ class DiceMechanism:
         clipping: `"flat"`, one threshold for the whole gradient; `"automatic"`, the
             gradient over its own norm: \(C_1 = 1\) whatever its units, and \(C_2\) is 1,
             or 0 for no error feedback; `"per_layer"`, equal shares of both thresholds for
-            every layer, or `PerLayerClipping(proportions)`. See `docs/error_feedback.md`.
+            every layer, or `PerLayerClipping(proportions)`; `"adaptive"` or an
+            `AdaptiveClipping`, thresholds that begin at these and follow a quantile of norms.
+            See `docs/error_feedback.md` and `docs/adaptive_clipping.md`.
         feedback_steps: Int >= 1, over how many later steps a residual is fed back.
         num_microbatches: Int or `None`. If given, the clipped unit is the mean
             gradient of one of `num_microbatches` equal microbatches, as in TF-Privacy.
         rows_per_unit: Int >= 1, the number of consecutive rows of a batch that are one unit:
             views of an example, or rows of one person. The unit's mean gradient is clipped, and
             `expected_batch_size` counts units.
+        schedule: `PiecewiseSchedule` of noise and thresholds, or `None` for constant ones.
         noise_is_secret: Whether the noise key is unpredictable. `False` when it came
             from a seed; the privacy statement then says so.
 
@@ -94,6 +97,7 @@ class DiceMechanism:
     feedback_steps: int = 1
     num_microbatches: int | None = None
     rows_per_unit: int = 1
+    schedule: PiecewiseSchedule | None = None
     noise_is_secret: bool = True
 
     def __post_init__(self) -> None:
@@ -117,12 +121,15 @@ class DiceMechanism:
         if self.error_norm_clip > 0:
             check_number("error_norm_clip", self.error_norm_clip, **smallest)
         if self.noise_multiplier > 0:
-            smallest["minimum"] = _SMALLEST_NOISE
+            smallest["minimum"] = SMALLEST_NOISE
             check_number("noise_multiplier", self.noise_multiplier, **smallest)
         for name in ("expected_batch_size", "feedback_steps", "rows_per_unit"):
             store(name, check_integer(name, getattr(self, name)))
         store("bound_residuals", bool(self.bound_residuals))
         self.clip.check(self)
+        store("schedule", schedule_of(self.schedule))
+        if self.schedule is not None:
+            self.schedule.check(self)
         if self.feedback_steps > 1 and not self.bound_residuals:
             raise MechanismError(
                 "Argument `feedback_steps` above 1 needs `bound_residuals=True`: only bounded "
@@ -151,6 +158,20 @@ class DiceMechanism:
         return clip_rules.rule_of(self.clipping)
 
     @property
+    def moves(self) -> bool:
+        """Whether thresholds or noise change from step to step."""
+        return self.schedule is not None or isinstance(self.clip, AdaptiveClipping)
+
+    @property
+    def count_noise_multiplier(self) -> float:
+        """Noise on the counts of adaptive thresholds, over how far one unit moves them.
+
+        Infinite if nothing is counted.
+        """
+        clip = self.clip
+        return clip.count_noise(self.divisor) if isinstance(clip, AdaptiveClipping) else math.inf
+
+    @property
     def microbatch_size(self) -> int:
         """Number of examples whose mean gradient is clipped as one unit."""
         if self.num_microbatches is None:
@@ -177,7 +198,9 @@ class DiceMechanism:
         """Noise standard deviation per coordinate, on the mean (Alg. 1 line 6, sigma_1)."""
         return self.noise_stddev_of_sum / self.divisor
 
-    def sensitivity(self, *, separate_entries: bool) -> float:
+    def sensitivity(
+        self, *, separate_entries: bool, noise_factors: tuple[float, float] | None = None
+    ) -> float:
         r"""How far one example can move the released sums, in the l2 norm.
 
         One entry of an example moves the release of its own step by at most
@@ -186,9 +209,18 @@ class DiceMechanism:
         whole window moves by at most \(\sqrt{C_1^2 + C_2^2 / s}\). If it can, the
         parts may add up in one release, and only \(C_1 + C_2\) is certain.
 
+        With adaptive thresholds the noisy counts are released, too. In units of the noise of
+        gradients they add \(z C_1 / y\) in quadrature. With a schedule, heads meet \(a\) times
+        the noise, residuals at least \(a'\) times:
+
+        \[S^2 = \frac{C_1^2}{a^2} + \frac{C_2^2}{s\, a'^2} + \frac{(z C_1)^2}{y^2}
+          \quad\text{or}\quad
+          (C_1 + C_2)\Bigl(\frac{C_1}{a^2} + \frac{C_2}{a'^2}\Bigr) + \frac{(z C_1)^2}{y^2}.\]
+
         Args:
             separate_entries: Whether two entries of one example are always more than
                 `feedback_steps` steps apart, as `CyclicPoissonSampling` guarantees.
+            noise_factors: Pair of floats, \(a\) and \(a'\). `None`: the smallest of the schedule.
 
         Returns:
             Float, in units of the gradient, on the scale of the sum (so
@@ -217,10 +249,25 @@ class DiceMechanism:
                 "Use `accounting.compute_epsilon`, which accounts for it step by step."
             )
         units = 1.0 if self.num_microbatches is None else 2.0
+        head, residual = self.l2_norm_clip, self.error_norm_clip
+        if self.moves:
+            return units * self._moving_sensitivity(separate_entries, noise_factors)
         if separate_entries:
-            residual = self.error_norm_clip / math.sqrt(self.feedback_steps)
-            return units * math.hypot(self.l2_norm_clip, residual)
-        return units * (self.l2_norm_clip + self.error_norm_clip)
+            return units * math.hypot(head, residual / math.sqrt(self.feedback_steps))
+        return units * (head + residual)
+
+    def _moving_sensitivity(self, separate_entries, noise_factors):
+        head, residual = self.l2_norm_clip, self.error_norm_clip
+        if noise_factors is None:
+            schedule = self.schedule
+            noise_factors = (1.0 if schedule is None else min(schedule.noise_factors),) * 2
+        of_head, of_residual = noise_factors
+        if separate_entries:
+            parts = head / of_head, residual / (math.sqrt(self.feedback_steps) * of_residual)
+        else:
+            total = head + residual
+            parts = math.sqrt(total * head) / of_head, math.sqrt(total * residual) / of_residual
+        return math.hypot(*parts, self.noise_stddev_of_sum / self.count_noise_multiplier)
 
 
 # The arguments of an optimizer that decide its privacy; its seed decides the remaining field.

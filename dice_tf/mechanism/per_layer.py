@@ -72,6 +72,7 @@ class PerLayerClipping:
 
     name: ClassVar[str] = "per_layer"
     threshold: ClassVar[float | None] = None
+    sets_thresholds: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         given = self.proportions
@@ -105,10 +106,7 @@ class PerLayerClipping:
             MechanismError: If `proportions` names a layer that the model does not have, leaves
                 out one that is trained, or means several by one name.
         """
-        owners = _owners(model)
-        found = [
-            owners.get(id(v._value), (v.path, id(v._value))) for v in model.trainable_variables
-        ]
+        owners, found = _owners(model), _owners_of_trained(model)
         numbers = {owner: number for number, owner in enumerate(dict.fromkeys(found))}
         weights = [1.0] * len(numbers)
         if self.proportions is not None:
@@ -145,6 +143,25 @@ class PerLayerClipping:
     def get_config(self) -> dict[str, Any]:
         """Returns the proportions as a dict."""
         return {"proportions": None if self.proportions is None else dict(self.proportions)}
+
+
+def group_names(model: Any) -> list[str]:
+    """Returns the names of the layers that are clipped by themselves, in the order of groups.
+
+    Args:
+        model: A built Keras model. Layers of one name are told apart by a number.
+    """
+    names: list[str] = []
+    for name, _ in dict.fromkeys(_owners_of_trained(model)):
+        same = sum(known.partition(" #")[0] == name for known in names)
+        names.append(name if same == 0 else f"{name} #{same + 1}")
+    return names
+
+
+def _owners_of_trained(model):
+    """Returns `(name, number)` of the layer that owns each trainable variable, in order."""
+    owners = _owners(model)
+    return [owners.get(id(v._value), (v.path, id(v._value))) for v in model.trainable_variables]
 
 
 def _owners(model):

@@ -13,14 +13,15 @@ block is added (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, 
 **How much norms are raised.** A squared norm of a gradient has a relative error of at most
 
 * \(135 u\) for a sum of squares, or \(150 u\) for a product of two of them;
-* \(1 u\) for squaring, \(1 u\) for their product, and what is lost where terms cancel, which
+* \(4 u\) for squaring, with the root of a block and its square, or \(8 u\) for a product of two
+  such sums, \(1 u\) for their product, and what is lost where terms cancel, which
   `dice_tf.engine.gram` and `contributions` add to it themselves (\(3 u\));
 * \(14 u\) for the sum over up to 16,384 variables, which are added in pairs;
 
-together \(169 u\), so a norm has one of \(85 u\). Its root takes \(2 u\); a threshold as
+together \(176 u\), so a norm has one of \(88 u\). Its root takes \(2 u\); a threshold as
 float32, the product with `RAISED`, the quotient and the two products of a weight with a
 gradient take \(6 u\), and a residual that is completed from the sum of heads
-(`dice_tf.engine.residual_rows`) \(10 u\) more. That is \(103 u = 6.2 \cdot 10^{-6}\), less
+(`dice_tf.engine.residual_rows`) \(10 u\) more. That is \(106 u = 6.4 \cdot 10^{-6}\), less
 than `MARGIN` = \(10^{-5}\), by which norms are raised before they become weights. So in exact
 arithmetic the weighted gradient of no example is longer than its threshold.
 """
@@ -28,6 +29,7 @@ arithmetic the weighted gradient of no example is longer than its threshold.
 import math
 
 import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
 
 # Unit roundoff of float32.
 UNIT = 2.0**-24
@@ -38,6 +40,8 @@ RAISED = 1.0 + MARGIN
 _BLOCK = 16
 # Blocks shorter than this are filled up with zeros instead.
 _SHORTEST = 4
+# From this size the squares of a row are not written down.
+_LONG = 1024
 # Above `additions` of every size below 2**31.
 MOST_ADDITIONS = 135
 
@@ -124,9 +128,24 @@ def _fill(terms, missing):
 
 
 def sums_of_squares(tensor):
-    """Sums squares over the last axis, with the error of `total` and one rounding more."""
+    """Sums squares over the last axis, with the error of `total` and at most four roundings more.
+
+    Squares that underflow are lost, and with them sums of up to 16 that are hardly larger.
+    """
     # Not as a product of a row and a column, which takes longer and adds one by one.
-    return total(tf.square(tensor))
+    size = tensor.shape[-1]
+    if size is None or size < _LONG or size % _BLOCK or _may_be_compiled():
+        return total(tf.square(tensor))
+    # Roots of sums of squares are one operation, which writes no squares to memory. XLA has none
+    # like it, so that it cannot make one long sum of two here either.
+    leading = [-1] if tensor.shape.rank == 2 else tf.unstack(tf.shape(tensor)[:-1])
+    blocks = tf.reshape(tensor, [*leading, _BLOCK, size // _BLOCK])
+    return total(tf.square(tf.math.reduce_euclidean_norm(blocks, -2)))
+
+
+def _may_be_compiled():
+    in_xla = control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+    return in_xla or tf.config.list_physical_devices("GPU")
 
 
 def add_up(tensors):

@@ -31,6 +31,7 @@ class FlatClipping:
 
     name: ClassVar[str] = "flat"
     threshold: ClassVar[float | None] = None
+    sets_thresholds: ClassVar[bool] = False
 
     def check(self, mechanism: DiceMechanism) -> None:
         """Refuses nothing."""
@@ -87,6 +88,7 @@ class AutomaticClipping:
 
     name: ClassVar[str] = "automatic"
     threshold: ClassVar[float | None] = 1.0
+    sets_thresholds: ClassVar[bool] = True
 
     def check(self, mechanism: DiceMechanism) -> None:
         """Refuses thresholds."""

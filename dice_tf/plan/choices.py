@@ -19,7 +19,12 @@ _LESS_NOISE = 0.97
 
 
 def feedback_steps(
-    num_examples: int, batch_size: int, epochs: int, delta: float, target_epsilon: float
+    num_examples: int,
+    batch_size: int,
+    epochs: int,
+    delta: float,
+    target_epsilon: float,
+    group_size: int = 1,
 ) -> int:
     """Returns over how many later steps a residual is fed back; 0 is DP-SGD.
 
@@ -32,6 +37,7 @@ def feedback_steps(
         epochs: Int >= 1.
         delta: Float.
         target_epsilon: Float, at which noises are compared, by the fast accountant.
+        group_size: Int >= 1, for how many examples of a person.
     """
     steps = epochs * max(1, round(num_examples / batch_size))
     admitted = [
@@ -43,7 +49,12 @@ def feedback_steps(
         return 0
     plain = PoissonSampling(num_examples, batch_size)
     noise = accounting.calibrate_noise_multiplier(
-        target_epsilon, delta, plain, plain.steps(epochs), error_norm_clip=0.0
+        target_epsilon,
+        delta,
+        plain,
+        plain.steps(epochs),
+        error_norm_clip=0.0,
+        group_size=group_size,
     )
     for feedback in admitted:
         sampling = CyclicPoissonSampling(num_examples, batch_size, feedback + 1)
@@ -57,7 +68,10 @@ def feedback_steps(
             expected_batch_size=batch_size,
         )
         steps = sampling.steps(epochs)
-        if accounting.compute_epsilon(mechanism, sampling, steps, delta) <= target_epsilon:
+        epsilon = accounting.compute_epsilon(
+            mechanism, sampling, steps, delta, group_size=group_size
+        )
+        if epsilon <= target_epsilon:
             return feedback
     return 0
 

@@ -16,11 +16,12 @@ import tensorflow as tf
 
 from dice_tf import accounting
 from dice_tf.accounting.epsilon import check_accountant
-from dice_tf.accounting.events import check_delta, check_sampling
+from dice_tf.accounting.events import check_delta, check_group_size, check_sampling
 from dice_tf.checks.arguments import check_integer, check_number
 from dice_tf.errors import AccountingError, MechanismError, NoisyPlanWarning, SamplingError
-from dice_tf.mechanism import PRIVACY_ARGUMENTS, DiceMechanism, clip_rules
+from dice_tf.mechanism import PRIVACY_ARGUMENTS, DiceMechanism, PiecewiseSchedule, clip_rules
 from dice_tf.mechanism.clipping import Clip
+from dice_tf.mechanism.schedules import schedule_of
 from dice_tf.plan import choices, report
 from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, Sampling
 from dice_tf.training.epsilon_callback import EpsilonCallback
@@ -69,6 +70,11 @@ class PrivacyPlan:
             `of_owners`, the plan is about owners.
         views: Int >= 1, how many views of each row are clipped as one, see `dataset`. They
             cost no epsilon.
+        clipping: The rule of clipping. `"adaptive"` and `AdaptiveClipping` cost noise, so they
+            must be given here; all others may as well be given to the optimizer.
+        schedule: `PiecewiseSchedule` of noise and thresholds, or `None`.
+        group_size: Int in [1, N]: target, budget and `epsilon` are for people with up to so many
+            examples.
 
     Raises:
         MechanismError: If arguments are missing or contradict each other.
@@ -99,6 +105,9 @@ class PrivacyPlan:
     error_norm_clip_ratio: float
     sampling: Sampling
     views: int
+    clipping: str | Clip
+    schedule: PiecewiseSchedule | None
+    group_size: int
     _why: dict[str, str] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __init__(
@@ -115,8 +124,12 @@ class PrivacyPlan:
         error_norm_clip_ratio: float | None = None,
         sampling: Sampling | None = None,
         views: int = 1,
+        clipping: str | Clip = "flat",
+        schedule: PiecewiseSchedule | None = None,
+        group_size: int = 1,
     ) -> None:
         store = functools.partial(object.__setattr__, self)
+        store("clipping", clip_rules.canonical(clipping))
         store("views", check_integer("views", views, error=SamplingError))
         store("epochs", check_integer("epochs", epochs, error=AccountingError))
         check_accountant(accountant)
@@ -128,6 +141,8 @@ class PrivacyPlan:
                 f"target_epsilon={target_epsilon!r}, noise_multiplier={noise_multiplier!r}."
             )
         num_examples, batch_size = _sizes(num_examples, batch_size, sampling)
+        store("group_size", check_group_size(group_size, num_examples))
+        store("schedule", schedule_of(schedule))
         store("num_examples", num_examples)
         store("batch_size", batch_size)
         # What `print` says about values that were not given.
@@ -168,6 +183,9 @@ class PrivacyPlan:
                 error_norm_clip=ratio,
                 feedback_steps=max(1, feedback_steps),
                 accountant=accountant,
+                clipping=self.clipping,
+                schedule=self.schedule,
+                group_size=self.group_size,
             )
         store("target_epsilon", target_epsilon)
         store("noise_multiplier", noise_multiplier)
@@ -184,7 +202,12 @@ class PrivacyPlan:
             return 0, "as it pays with groups only"
         steps = self.epochs * max(1, round(self.num_examples / self.batch_size))
         feedback_steps = choices.feedback_steps(
-            self.num_examples, self.batch_size, self.epochs, self.delta, target_epsilon
+            self.num_examples,
+            self.batch_size,
+            self.epochs,
+            self.delta,
+            target_epsilon,
+            self.group_size,
         )
         return feedback_steps, f"chosen for about {steps} steps on {self.num_examples} examples"
 
@@ -210,25 +233,34 @@ class PrivacyPlan:
     def mechanism(
         self,
         l2_norm_clip: float | None = 1.0,
-        clipping: str | Clip = "flat",
+        clipping: str | Clip | None = None,
         noise_is_secret: bool = True,
     ) -> DiceMechanism:
         """Returns the parameters of an optimizer that follows this plan.
 
         Args:
             l2_norm_clip: Float, the threshold C1. Epsilon does not depend on it.
-            clipping: `"flat"`; `"automatic"`, whose thresholds are 1; `"per_layer"` or a
-                `PerLayerClipping`. Epsilon is the same with all of them.
+            clipping: `None` for that of the plan. Or another rule of the same epsilon: `"flat"`;
+                `"automatic"`, whose thresholds are 1; `"per_layer"` or a `PerLayerClipping`.
             noise_is_secret: Whether the noise key does not come from a seed.
 
         Returns:
             `DiceMechanism`.
 
         Raises:
-            MechanismError: If `l2_norm_clip` is missing or out of range, or clipping is
-                automatic and `error_norm_clip_ratio` neither 0 nor 1.
+            MechanismError: If `l2_norm_clip` is missing or out of range, clipping is
+                automatic and `error_norm_clip_ratio` neither 0 nor 1, or it is adaptive and not
+                that of the plan.
         """
-        automatic = clip_rules.canonical(clipping) == "automatic"
+        rule: str | Clip = self.clipping if clipping is None else clip_rules.canonical(clipping)
+        names = {clip_rules.rule_of(one).name for one in (rule, self.clipping)}
+        if rule != self.clipping and "adaptive" in names:
+            raise MechanismError(
+                "Adaptive thresholds cost noise, so they must be those that the plan was "
+                f"calibrated with. Received: clipping={rule!r} (plan: {self.clipping!r}). Give "
+                "`clipping` to the plan, and leave it out of the optimizer."
+            )
+        automatic = rule == "automatic"
         if automatic and self.error_norm_clip_ratio not in (0.0, 1.0):
             raise MechanismError(
                 'With clipping="automatic" both thresholds are 1, or the second is 0, so the plan '
@@ -245,7 +277,8 @@ class PrivacyPlan:
             expected_batch_size=self.batch_size,
             feedback_steps=max(1, self.feedback_steps),
             rows_per_unit=self.views * self.sampling.rows_per_unit,
-            clipping=clipping,
+            clipping=rule,
+            schedule=self.schedule,
             noise_is_secret=noise_is_secret,
         )
 
@@ -292,7 +325,12 @@ class PrivacyPlan:
         steps = self.steps if steps is None else steps
         return float(
             accounting.compute_epsilon(
-                self.mechanism(), self.sampling, steps, self.delta, self.accountant
+                self.mechanism(),
+                self.sampling,
+                steps,
+                self.delta,
+                self.accountant,
+                group_size=self.group_size,
             )
         )
 
@@ -310,7 +348,9 @@ class PrivacyPlan:
             MechanismError: If its privacy arguments are not those of this plan.
             SamplingError: If its steps contradict the sampling.
         """
-        callback = EpsilonCallback(self.sampling, self.delta, accountant=self.accountant)
+        callback = EpsilonCallback(
+            self.sampling, self.delta, accountant=self.accountant, group_size=self.group_size
+        )
         callback.set_model(model)
         callback.accounted_steps()
         self._check_follows(model)
@@ -342,6 +382,8 @@ class PrivacyPlan:
         \[\mathrm{SNR}(d) = \sqrt{\frac Td}\,\frac{C_1 + C_2}{\sigma_1}
           = \sqrt{\frac Td}\,\frac{B\,(1 + C_2/C_1)}{z}.\]
 
+        With a schedule or adaptive thresholds \(\sigma_1\) is that of factors of 1.
+
         Below 1 the noise in the weights is longer than the longest possible signal, whatever
         the learning rate and the thresholds. Above 1 all may still be in vain: real
         gradients neither agree nor reach the threshold.
@@ -369,7 +411,13 @@ class _PlanCallback(EpsilonCallback):
     """The callback of a plan: that of its sampling, and two checks that need the model."""
 
     def __init__(self, plan: PrivacyPlan) -> None:
-        super().__init__(plan.sampling, plan.delta, plan.target_epsilon, plan.accountant)
+        super().__init__(
+            plan.sampling,
+            plan.delta,
+            plan.target_epsilon,
+            plan.accountant,
+            group_size=plan.group_size,
+        )
         self._plan = plan
 
     def on_train_begin(self, logs: Any = None) -> None:

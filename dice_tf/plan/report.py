@@ -59,7 +59,7 @@ def report(plan: PrivacyPlan, why: Mapping[str, str]) -> str:
         noise += f", calibrated for epsilon = {plan.target_epsilon:g}"
     (other,) = (name for name in ACCOUNTANTS if name != plan.accountant)
     epsilon_by_other = accounting.compute_epsilon(
-        plan.mechanism(), sampling, plan.steps, plan.delta, other
+        plan.mechanism(), sampling, plan.steps, plan.delta, other, group_size=plan.group_size
     )
     # In a model of so many parameters the signal of all steps is as long as their noise.
     size = plan.signal_to_noise(1) ** 2
@@ -72,11 +72,12 @@ def report(plan: PrivacyPlan, why: Mapping[str, str]) -> str:
         "error feedback": f"{feedback}{because('feedback_steps')}",
         "error_norm_clip": f"{ratio:.4g} x l2_norm_clip; gradients arrive in full up to "
         f"{1 + ratio:.4g} x l2_norm_clip",
+        **_movement(plan),
         "noise_multiplier": noise,
         "noise on the mean": _noise_on_the_mean(plan),
         "delta": f"{delta_up(plan.delta)}{because('delta')}",
         "epsilon": f"{up(plan.epsilon())} by {plan.accountant.upper()}, the accountant of this "
-        f"plan; {up(epsilon_by_other)} by {other.upper()}",
+        f"plan; {up(epsilon_by_other)} by {other.upper()}{_of_whom(plan)}",
         "noise and signal": "noise is as long as gradients that all agree in a model of "
         f"{size / plan.steps:.2g} parameters after one step, of {size:.2g} after all",
     }
@@ -91,6 +92,26 @@ def report(plan: PrivacyPlan, why: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
+def _movement(plan: PrivacyPlan) -> dict[str, str]:
+    """Returns rows on thresholds and noise that change."""
+    mechanism, rows = plan.mechanism(), {}
+    if math.isfinite(mechanism.count_noise_multiplier):
+        rows["adaptive threshold"] = (
+            "l2_norm_clip is the first one; noise and error_norm_clip follow it, and the count, "
+            f"with a noise multiplier of {mechanism.count_noise_multiplier:g}, is in epsilon"
+        )
+    if plan.schedule is not None:
+        rows["schedule"] = f"{plan.schedule}; the noise below is that of a factor of 1"
+    return rows
+
+
+def _of_whom(plan: PrivacyPlan) -> str:
+    """Returns for whom epsilon is, if not for one example."""
+    if plan.group_size == 1:
+        return ""
+    return f", for people with up to {plan.group_size} {word(plan.sampling)}s"
+
+
 def _noise_on_the_mean(plan: PrivacyPlan) -> str:
     """Returns the noise per coordinate, and that of DP-SGD with the same total threshold."""
     noise = plan.noise_multiplier / plan.batch_size
@@ -100,7 +121,13 @@ def _noise_on_the_mean(plan: PrivacyPlan) -> str:
         return text
     sampling = plain_sampling(plan.sampling)
     dp_sgd = accounting.calibrate_noise_multiplier(
-        epsilon, plan.delta, sampling, plan.steps, error_norm_clip=0.0, accountant=plan.accountant
+        epsilon,
+        plan.delta,
+        sampling,
+        plan.steps,
+        error_norm_clip=0.0,
+        accountant=plan.accountant,
+        group_size=plan.group_size,
     )
     total = 1 + plan.error_norm_clip_ratio
     return (

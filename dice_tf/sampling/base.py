@@ -21,15 +21,11 @@ import tensorflow as tf
 
 from dice_tf.accounting.events import Rounds, is_unbounded
 from dice_tf.checks.arguments import check_integer
-from dice_tf.distribution import multi_worker
 from dice_tf.errors import AccountingError, SamplingError
-from dice_tf.ledger import admission, provenance
 from dice_tf.mechanism import DiceMechanism
-from dice_tf.sampling import row_order
-from dice_tf.sampling.data_sources import row_fetcher, row_weights
+from dice_tf.sampling import batches
 from dice_tf.sampling.owners import OfOwners, Owners
 from dice_tf.sampling.state import SamplingState, renew_in_forks
-from dice_tf.sampling.views import check_augment, check_views, with_views
 
 __all__ = ["Sampling"]
 
@@ -98,6 +94,10 @@ class Sampling(OfOwners, abc.ABC):
     amplified = True
     # Whether an example takes part once in every epoch, so that `fit` must show whole ones.
     whole_epochs = False
+    # Whether a run costs what its rounds of `steps_per_round` steps cost, composed, each at a noise
+    # of its own: `accounted_rounds` of n of them, whichever they are. A schedule needs it. The
+    # class that defines `accounted_rounds` says so itself.
+    rounds_add_up = False
 
     def __post_init__(self):
         for name in ("num_examples", "expected_batch_size", "num_groups"):
@@ -380,49 +380,7 @@ class Sampling(OfOwners, abc.ABC):
         (10, 3)
         """
         check_integer("planned_epochs", planned_epochs, error=SamplingError)
-        views = check_views(views, augment)
-        fetch = row_fetcher(x, y, self.num_rows)
-        if augment is not None:
-            check_augment(augment, fetch, self.num_rows)
-        fetch_views = with_views(fetch, views, augment)
-        weights = row_weights(sample_weight, self.num_rows)
-        replicas = multi_worker.join_workers(self)
-        begin, draw, rows = self.draw_plan(self.steps(planned_epochs), replicas)
-        draws, name = [0], provenance.sampling_name(self)
-
-        def counted_draw(iteration, step):
-            self._state.count_draw(draws, name)
-            return draw(iteration, step)
-
-        def batch(iteration, step):
-            types = [tf.int64, tf.float32]
-            indices, base = tf.numpy_function(counted_draw, [iteration, step], types)
-            indices, base = tf.ensure_shape(indices, [rows]), tf.ensure_shape(base, [rows])
-
-            def weigh(w):
-                # Padding keeps the very bits of `base`: its zeros carry the provenance mark.
-                of_rows = base if w is None else tf.where(base > 0, tf.gather(w, indices), base)
-                return of_rows if views == 1 else tf.repeat(of_rows, views)
-
-            return *fetch_views(indices), tf.nest.map_structure(weigh, weights)
-
-        def batches(iteration):
-            steps = tf.data.Dataset.range(self.steps_per_epoch)
-            return steps.map(lambda step: batch(iteration, step))
-
-        start = lambda _: tf.ensure_shape(tf.numpy_function(begin, [], tf.int64), [None])
-        data = tf.data.Dataset.range(1).map(start).flat_map(batches)
-        # Nothing here is left to TensorFlow to tune, and at the end of an epoch the thread that
-        # does so is now and then waited for, up to a minute (seen with TensorFlow 2.21).
-        options = tf.data.Options()
-        options.autotune.enabled = False
-        data = data.with_options(options)
-        # Asked for when a `fit` begins: a list, or a file, may have changed by then.
-        of_owners = b"" if self.owners is None else self.owners.digest
-        order = functools.partial(row_order.fingerprint, fetch, self.num_rows, of_owners)
-        order = order if self.num_groups > 1 or self.owners is not None else None
-        admission.mark(data, admission.Source(self, draws, order, views * self.rows_per_unit))
-        return data.apply(tf.data.experimental.assert_cardinality(self.steps_per_epoch)).prefetch(2)
+        return batches.dataset(self, x, y, sample_weight, planned_epochs, views, augment)
 
     def _begin_iteration(self):
         return self._state.begin_iteration(self.seed is not None)

@@ -68,6 +68,8 @@ class PoissonSampling(_Coins):
 
     seed: int | None = None
 
+    rounds_add_up = True
+
     def accounted_rounds(self, noise_multiplier: float, steps: int) -> Rounds:
         """Returns one subsampled round for each step."""
         return [Round(self.sampling_probability, noise_multiplier, steps)]
@@ -107,6 +109,8 @@ class CyclicPoissonSampling(_Coins):
 
     num_groups: int = 2
     seed: int | None = None
+
+    rounds_add_up = True
 
     def accounted_rounds(self, noise_multiplier: float, steps: int) -> Rounds:
         """Returns one subsampled round for each cycle begun."""

@@ -56,6 +56,7 @@ class RandomAllocation(Sampling):
 
     own_coins = True
     whole_epochs = True
+    rounds_add_up = True
 
     @property
     def cycles_per_epoch(self) -> int:

@@ -46,6 +46,7 @@ class ShuffledEpochs(Sampling):
     own_coins = False
     amplified = False
     whole_epochs = True
+    rounds_add_up = True
 
     def __post_init__(self):
         if self.owners is not None:

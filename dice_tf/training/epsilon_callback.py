@@ -10,7 +10,12 @@ import tensorflow as tf
 
 from dice_tf import accounting
 from dice_tf.accounting.epsilon import check_accountant, up
-from dice_tf.accounting.events import check_delta, check_sampling, is_unbounded
+from dice_tf.accounting.events import (
+    check_delta,
+    check_group_size,
+    check_sampling,
+    is_unbounded,
+)
 from dice_tf.checks.arguments import check_number
 from dice_tf.errors import AccountingError, BudgetExhaustedError, SamplingError
 from dice_tf.ledger import admission, claims, fit_data, provenance, runs
@@ -52,6 +57,8 @@ class EpsilonCallback(PassCallback):
         delta: Float in (0, 1/N).
         target_epsilon: Float > 0, or `None` to train as long as `fit` says.
         accountant: `"rdp"` (fast) or `"pld"` (tighter).
+        group_size: Int in [1, N]: epsilon and the budget are for people with up to so many
+            examples.
 
     Raises:
         AccountingError: If an argument is out of range.
@@ -73,6 +80,8 @@ class EpsilonCallback(PassCallback):
         delta: float,
         target_epsilon: float | None = None,
         accountant: str = "rdp",
+        *,
+        group_size: int = 1,
     ) -> None:
         check_sampling(sampling)
         super().__init__(sampling, [])
@@ -83,6 +92,7 @@ class EpsilonCallback(PassCallback):
         self.target_epsilon = target_epsilon
         check_accountant(accountant)
         self.accountant = accountant
+        self.group_size = check_group_size(group_size, sampling.num_examples)
         self._spent, self._trained_by = {}, None
         self._epoch_is_one_pass, self._length = True, None
 
@@ -128,7 +138,13 @@ class EpsilonCallback(PassCallback):
             AccountingError: If there is no model yet.
             SamplingError: If the steps made so far contradict the sampling.
         """
-        return runs.run_statement(self._own_model, self.sampling, self.delta, self.accountant)
+        return runs.run_statement(
+            self._own_model,
+            self.sampling,
+            self.delta,
+            self.accountant,
+            group_size=self.group_size,
+        )
 
     def note_data(self, x, found, steps_per_epoch):
         """Learns from `fit` what Keras tells no callback: the data, and where epochs end.
@@ -223,7 +239,7 @@ class EpsilonCallback(PassCallback):
                 f"'{self.model.name}' made no step: something else trains it, and epsilon would "
                 "leave that out. Compile the model with the optimizer that trains it."
             )
-        super().on_epoch_end(epoch)
+        super().on_epoch_end(epoch, logs)
         self._shown = self.epsilon()
         if logs is not None:
             logs["epsilon"] = self._shown
@@ -261,7 +277,12 @@ class EpsilonCallback(PassCallback):
         cost = steps if is_unbounded(mechanism) else rounds
         if (mechanism, cost) not in self._spent:
             self._spent[mechanism, cost] = accounting.compute_epsilon(
-                mechanism, self.sampling, steps, self.delta, accountant=self.accountant
+                mechanism,
+                self.sampling,
+                steps,
+                self.delta,
+                accountant=self.accountant,
+                group_size=self.group_size,
             )
         return self._spent[mechanism, cost]
 
@@ -284,6 +305,7 @@ class EpsilonCallback(PassCallback):
                 self.model.optimizer.mechanism,
                 self.sampling,
                 accountant=self.accountant,
+                group_size=self.group_size,
             )
 
     def _require(self, steps):

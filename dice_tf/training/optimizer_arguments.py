@@ -65,8 +65,7 @@ def with_plan(plan, given):
             "Argument `plan` must be a `dice_tf.PrivacyPlan`. Received: "
             f"plan={plan!r} (of type {type(plan).__name__})."
         )
-    clipping = given.get("clipping", "flat")
-    mechanism = plan.mechanism(given.get("l2_norm_clip"), clipping)
+    mechanism = plan.mechanism(given.get("l2_norm_clip"), given.get("clipping"))
     for name, value in given.items():
         planned = getattr(mechanism, name)
         if not same_value(value, planned):
@@ -119,6 +118,28 @@ def check_keras_argument(name, value):
             f"Argument `{name}` cannot be used for private training: "
             f"{_REFUSED_KERAS_ARGUMENTS[name]}. Received: {name}={value!r}. Clipping is set by "
             "`l2_norm_clip`."
+        )
+
+
+def check_noise_bias(mechanism, keras_arguments, rescale_to_unit_norm):
+    """Refuses to subtract a variance of noise that changes.
+
+    Args:
+        mechanism: The `DiceMechanism`.
+        keras_arguments: Dict of arguments of the update rule.
+        rescale_to_unit_norm: Whether the rule sees directions over the threshold of their step.
+
+    Raises:
+        OptimizerArgumentError: If it would.
+    """
+    schedule = mechanism.schedule
+    steady = rescale_to_unit_norm and (schedule is None or set(schedule.noise_factors) == {1.0})
+    if mechanism.moves and keras_arguments.get("correct_noise_bias") and not steady:
+        raise OptimizerArgumentError(
+            "A second moment over steps of several noises has no one variance to subtract. "
+            f"Received: correct_noise_bias=True with clipping={mechanism.clipping!r}, "
+            f"schedule={schedule!r}. Pass `rescale_to_unit_norm=True`, under which noise follows "
+            "no threshold, without `noise_factors`; or leave the correction out."
         )
 
 

@@ -141,7 +141,8 @@ class DiceSGDOptimizer(PrivateUpdate, keras.optimizers.SGD):
         clipping: `"flat"`: one threshold for the whole gradient. `"automatic"`: each gradient
             is divided by its norm, so that there is no threshold to choose. `"per_layer"` or
             a `PerLayerClipping`: every layer has its share of both thresholds, at the same
-            epsilon. See `docs/error_feedback.md`.
+            epsilon. `"adaptive"` or an `AdaptiveClipping`: thresholds begin at these and follow
+            a quantile of norms. See `docs/error_feedback.md` and `docs/adaptive_clipping.md`.
         feedback_steps: Int, \(s\): residuals are fed back in equal parts at the next s steps,
             \(v^t = \frac1B\sum_i h_i + \frac1s\sum_{k=1}^s e^{t-k+1}\). Pays with
             `CyclicPoissonSampling(num_groups=s + 1)`; takes s variables per trainable variable.
@@ -152,6 +153,7 @@ class DiceSGDOptimizer(PrivateUpdate, keras.optimizers.SGD):
             whose mean gradient is clipped, and \(B\) counts units: `views` of
             `sampling.dataset` times `rows_per_owner` of a sampling of owners. `fit` refuses data
             with another number. See `docs/units.md`.
+        schedule: `PiecewiseSchedule` of noise and thresholds by steps, or `None`.
         plan: `PrivacyPlan`, which decides all of the above but `l2_norm_clip` and `clipping`.
         chunk_size: Int or `None`: at most this many rows' gradients are computed at once, a
             multiple of `rows_per_unit`. Bounds memory; changes nothing else.

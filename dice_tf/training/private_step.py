@@ -21,7 +21,7 @@ from dice_tf.engine.engine import Engine
 from dice_tf.errors import LossError, ModelError
 from dice_tf.ledger import provenance
 from dice_tf.mechanism.clipping import clip_weights
-from dice_tf.training import dense, metrics, own_train_steps, rebuilding
+from dice_tf.training import dense, metrics, own_train_steps, rebuilding, thresholds
 from dice_tf.training.run import Checks, private_optimizer, run_of
 
 __all__ = ["check_gradients", "private_train_step"]
@@ -70,7 +70,8 @@ def private_train_step(model: keras.Model, data: Any) -> dict[str, Any]:
         own_train_steps.check_first_marks(model, sample_weight)
         if run_of(model).needs_comparison(optimizer):
             _compare_until_settled(model, data)
-    sums = _gradient_sums(model, optimizer, x, y, sample_weight)
+    groups = optimizer.mechanism.clip.groups(model)
+    sums = _gradient_sums(model, optimizer, x, y, sample_weight, groups)
     if all(head is None for head in sums.head):
         raise ModelError(f"The loss of model '{model.name}' depends on no trainable variable.")
     _check_same_gradients(model, sums)
@@ -78,8 +79,10 @@ def private_train_step(model: keras.Model, data: Any) -> dict[str, Any]:
     penalty, penalty_gradients = loss.regularization_gradients(variables)
     rows_per_unit = optimizer.mechanism.rows_per_unit
     marks = provenance.count_marks(sample_weight, rows_per_unit)
-    rows = units.count_present(sample_weight, tf.shape(sums.losses)[0], rows_per_unit)
-    optimizer.apply_private_update(sums, variables, penalty_gradients, marks, rows)
+    number = tf.shape(sums.losses)[0]
+    rows = units.count_present(sample_weight, number, rows_per_unit)
+    present = units.present_units(sample_weight, number, optimizer.mechanism.rows_clipped_together)
+    optimizer.apply_private_update(sums, variables, penalty_gradients, marks, rows, groups, present)
     return metrics.update_metrics(model, x, y, sums.y_pred, sample_weight, sums.losses, penalty)
 
 
@@ -205,10 +208,11 @@ def _units(mechanism):
     return units.Units(mechanism.rows_clipped_together, mechanism.num_microbatches is not None)
 
 
-def _gradient_sums(model, optimizer, x, y, sample_weight):
+def _gradient_sums(model, optimizer, x, y, sample_weight, groups):
     engine, mechanism = engine_of(optimizer), optimizer.mechanism
-    groups = mechanism.clip.groups(model)
-    weights = functools.partial(clip_weights, mechanism=mechanism, groups=groups)
+    now = thresholds.current(optimizer, groups, model.trainable_variables)
+    factors = None if now is None else now.factors
+    weights = functools.partial(clip_weights, mechanism=mechanism, groups=groups, factors=factors)
     engine = functools.partial(engine, groups=None if groups is None else groups.of_variables)
     run = lambda x, y, sample_weight: engine(model, x, y, sample_weight, weights)
     return chunks.sums_in_chunks(

@@ -26,8 +26,16 @@ from dice_tf.errors import (
     SamplingError,
 )
 from dice_tf.ledger import provenance, row_counts
-from dice_tf.mechanism import PRIVACY_ARGUMENTS, DiceMechanism, clip_rules, feedback, noise
-from dice_tf.training import keras_trainer, optimizer_arguments, rebuilding
+from dice_tf.mechanism import (
+    PRIVACY_ARGUMENTS,
+    DiceMechanism,
+    PiecewiseSchedule,
+    adaptive,
+    clip_rules,
+    feedback,
+    noise,
+)
+from dice_tf.training import keras_trainer, optimizer_arguments, rebuilding, thresholds
 
 if TYPE_CHECKING:
     from dice_tf.mechanism.clipping import Clip
@@ -50,10 +58,11 @@ class PrivateUpdate(keras.optimizers.Optimizer if TYPE_CHECKING else object):
         expected_batch_size: int | None = None,
         error_norm_clip: float | None = None,
         bound_residuals: bool | None = None,
-        clipping: str | Clip = "flat",
+        clipping: str | Clip | None = None,
         feedback_steps: int | None = None,
         num_microbatches: int | None = None,
         rows_per_unit: int | None = None,
+        schedule: PiecewiseSchedule | None = None,
         plan: PrivacyPlan | None = None,
         chunk_size: int | None = None,
         gradient_engine: str = "auto",
@@ -67,11 +76,13 @@ class PrivateUpdate(keras.optimizers.Optimizer if TYPE_CHECKING else object):
         optimizer_arguments.check_none_positional(type(self), learning_rate, positional)
         for name, value in keras_arguments.items():
             optimizer_arguments.check_keras_argument(name, value)
-        given["clipping"] = clip_rules.canonical(clipping)
+        if clipping is not None:
+            given["clipping"] = clip_rules.canonical(clipping)
         mechanism = DiceMechanism(
             **optimizer_arguments.with_plan(plan, given), noise_is_secret=noise_seed is None
         )
         optimizer_arguments.check_engine(gradient_engine, mechanism, chunk_size)
+        optimizer_arguments.check_noise_bias(mechanism, keras_arguments, rescale_to_unit_norm)
         if mechanism.noise_multiplier == 0:
             warnings.warn(
                 "noise_multiplier=0: training is not private, its epsilon is infinite.",
@@ -186,7 +197,9 @@ class PrivateUpdate(keras.optimizers.Optimizer if TYPE_CHECKING else object):
         else:
             steps = int(self._iterations.numpy())
             self._track_variable(self._sampling_record)
-            rebuilding.restore_errors(self, again)
+            # Under thresholds that moved, layers may have other shares by now.
+            rebuilding.restore_errors(self, {} if self._mechanism.moves else again)
+        thresholds.build(self, variables)
         private.error_step = private_checkpoints.count_variable("error_step", steps)
         self._track_private_state()
         if self._private.to_load is not None:
@@ -242,7 +255,9 @@ class PrivateUpdate(keras.optimizers.Optimizer if TYPE_CHECKING else object):
             "`super().train_step(data)`."
         )
 
-    def apply_private_update(self, sums, variables, penalty_gradients, marks, rows):
+    def apply_private_update(
+        self, sums, variables, penalty_gradients, marks, rows, groups=None, present=None
+    ):
         """Takes one step of DiceSGD from the gradient sums of this replica.
 
         Args:
@@ -251,31 +266,49 @@ class PrivateUpdate(keras.optimizers.Optimizer if TYPE_CHECKING else object):
             penalty_gradients: Gradient of the weight regularizers per variable, or `None`.
             marks: Int32 scalar from `provenance.count_marks`.
             rows: Scalar, the number of this replica's rows of nonzero weight.
+            groups: What `mechanism.clip.groups` returned for the model.
+            present: Float32 `[units]`, 0 for this replica's units of padding; for adaptive
+                thresholds.
 
         Source: Zhang et al., ICLR 2024, Alg. 1 lines 5 to 7.
         """
         mechanism, private = self._mechanism, self._private
         self._check_variables_are_known(variables)
+        now = thresholds.current(self, groups, variables)
+        is_adaptive = isinstance(mechanism.clip, adaptive.AdaptiveClipping)
         used = [i for i, head in enumerate(sums.head) if head is not None]
         heads = [sums.head[i] for i in used]
         residuals = [] if sums.residual is None else [sums.residual[i] for i in used]
         # One dtype, because one all-reduce takes no mixture of them.
         counts = [tf.cast(count, tf.float32) for count in (marks, rows)]
-        *reduced, marks, rows = strategies.sum_over_replicas([*heads, *residuals, *counts])
-        heads, residuals = reduced[: len(used)], reduced[len(used) :]
+        within = []
+        if is_adaptive:
+            within = [
+                adaptive.unclipped_counts(sums.norms, present, mechanism, groups, now.factors)
+            ]
+        *reduced, marks, rows = strategies.sum_over_replicas([*heads, *residuals, *within, *counts])
+        heads, residuals = reduced[: len(used)], reduced[len(used) : len(used) + len(residuals)]
+        within = reduced[len(heads) + len(residuals) :]
 
         slots = [self._get_variable_index(variables[i]) for i in used]
         errors, forgotten = self._errors_of(slots)
-        direction, new_errors = feedback.direction_and_errors(
-            heads, residuals, self._values_of(errors), mechanism
-        )
+        values = thresholds.rescaled(self, self._values_of(errors), slots, now)
+        direction, new_errors = feedback.direction_and_errors(heads, residuals, values, mechanism)
+        noisy, stddev = None, mechanism.noise_stddev
+        stddev = stddev if now is None else stddev * now.noise
+        if mechanism.noise_multiplier > 0 or is_adaptive:
+            # All that the noise is to hide, and its scale.
+            scale = [] if now is None else [now.noise]
+            key, draws = private.next_noise([*direction, *within, *scale], bound=self.save_errors)
+            if is_adaptive:
+                noisy = thresholds.noisy_counts(self, within[0], groups, key, draws)
         if mechanism.noise_multiplier > 0:
-            key, draws = private.next_noise(direction, bound=self.save_errors)
             shapes = {slot: v.shape for slot, v in zip(slots, direction, strict=True)}
-            drawn = noise.gaussian_noise(key, draws, shapes, mechanism.noise_stddev)
+            drawn = noise.gaussian_noise(key, draws, shapes, stddev)
             direction = [v + drawn[slot] for v, slot in zip(direction, slots, strict=True)]
         if self.rescale_to_unit_norm:
-            direction = [v / mechanism.l2_norm_clip for v in direction]
+            unit = mechanism.l2_norm_clip * (1.0 if now is None else now.total)
+            direction = [v / unit for v in direction]
         # The regularizers depend on no example: neither clipped, noised nor rescaled.
         direction = [
             v if penalty_gradients[i] is None else v + tf.cast(penalty_gradients[i], tf.float32)
@@ -293,6 +326,7 @@ class PrivateUpdate(keras.optimizers.Optimizer if TYPE_CHECKING else object):
             (self._sampling_record, record),
             (private.row_counts, counts),
             *private.next_counts(self._iterations.value),
+            *thresholds.updates(self, now, noisy, groups, variables),
         ]
         # TensorFlow runs what needs no data also when the data have come to an end, and Keras
         # may find out about the end by a step on no data (without XLA).
@@ -397,4 +431,6 @@ class PrivateUpdate(keras.optimizers.Optimizer if TYPE_CHECKING else object):
         names = (*PRIVACY_ARGUMENTS, *of_steps, "save_errors")
         config = {**super().get_config(), **{name: getattr(self, name) for name in names}}
         config["clipping"] = clip_rules.config_of(config["clipping"])
+        if config["schedule"] is not None:
+            config["schedule"] = config["schedule"].get_config()
         return config

@@ -1,0 +1,40 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Closed forms of layers `scale * normalised(inputs) + offset`."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dice_tf.engine.contributions import PerExample
+
+
+def contributions(layer, call):
+    """Returns the contributions to scale and offset."""
+    scale = layer.scale if isinstance(layer, keras.layers.RMSNormalization) else layer.gamma
+    offset = getattr(layer, "beta", None)
+    axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
+    kept = [axis % call.inputs.shape.rank for axis in axes]
+    reduced = [axis for axis in range(1, call.inputs.shape.rank) if axis not in kept]
+    add_up = lambda t: tf.reduce_sum(t, reduced) if reduced else t
+    cotangents = tf.cast(call.cotangents, tf.float32)
+    pairs = []
+    if scale is not None:
+        # With scale 1 and offset 0 the layer itself gives the normalised inputs.
+        values = [(scale, tf.ones(scale.shape, scale.dtype))]
+        if offset is not None:
+            values.append((offset, tf.zeros(offset.shape, offset.dtype)))
+        with keras.StatelessScope(values):
+            output: Any = layer.call(call.inputs)
+            normalised = tf.cast(output, tf.float32)
+        pairs.append((scale, PerExample(add_up(cotangents * normalised))))
+    if offset is not None:
+        pairs.append((offset, PerExample(add_up(cotangents))))
+    return pairs
+
+
+def supports(layer, inputs):
+    """Whether the closed form describes a layer on these inputs."""
+    axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
+    return inputs.shape.rank is not None and all(axis % inputs.shape.rank for axis in axes)
