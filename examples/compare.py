@@ -2,189 +2,60 @@
 # SPDX-License-Identifier: Apache-2.0
 """DP-SGD against DiceSGD at the same proven epsilon, with the same tuning budget.
 
-What it shows: whether error feedback pays. Both methods get as many trials of a random
-search, with the same draws of C1 + C2, learning rate, momentum and averaging, judged on
-held-out training data. The best trial of each is then trained again with another seed (on the
-same examples, without those held out) and tested once. All of this is repeated with other
-draws, so that the intervals cover the luck of the search as well as noise and batches. The
-table gives means, the paired difference with its 95 % confidence interval, and a plain
-verdict, also where DiceSGD loses. Less noisy than tests of the best draws is what both
-methods make of the same draw: the table has the median of that difference, too.
+What it shows: whether error feedback pays, by how much, and where it does not. Both methods get
+as many draws of a random search, with the same values of C1 + C2, step length, momentum,
+averaging and batch size, judged on held-out training data. The ranges extend themselves until
+no best draw is at an edge. The best draws are judged with further seeds, and what is best then is
+trained on all training data and tested with seeds that both methods share. The table has the
+paired difference with two 95 % intervals: over seeds, and over test examples.
 
     python examples/compare.py                                    digits and heavy tails
-    python examples/compare.py --tasks=fashion_mnist --epsilons=2.7,8
-    python examples/compare.py --trials=4 --repeats=3 --tasks=digits
+    python examples/compare.py --tasks=fashion_mnist --epsilons=8,2.7,1 --epochs=3,10
+    python examples/compare.py --tasks=digits --draws=8 --epochs=10
 
-Each method is run at its best: DP-SGD (C2 = 0) draws every step from all examples,
-DiceSGD from s + 1 groups that take turns, with s feedback steps of C2 = s C1. Its s is one
-more thing to tune, and has to share the budget. Noise is calibrated with the same accountant.
+The searches train many models at once (`stacked_trainer.py`, which a test compares with the
+package). The runs that are tested are made by the package itself, or some of them
+(`--stacked_seeds`) by the same trainer, to save time. Noise is calibrated by PLD.
 
-What it needs: as train_image_classifier.py; for fashion_mnist a few GB of memory. How long it
-takes on one core: 6 to 7 seconds per trial for digits and heavy_tails, so an hour for the
-default; 28 seconds for Fashion-MNIST, half an hour per epsilon with --repeats=4. It shows
-the time that is left and can be killed: started again with the same flags it goes on.
+Each method is given its best: both draw by Poisson sampling or by random allocation, whichever
+needs less noise. For DiceSGD, s (`--feedback_steps`) and the share of C1 are searched as well, and
+have to share the budget of draws.
 
-Intervals do not cover other training data, nor that the test set is a sample too (360 digits:
-about one point). On private data a search costs privacy: every trial is (epsilon,
-delta)-private, all of them together are not. Seeds are fixed, so that tables can be
-repeated, and whoever knows a seed can remove the noise.
+NumPy's OpenBLAS may not know a new processor: the variable OPENBLAS_CORETYPE=SkylakeX made searches
+five times as fast on a Sapphire Rapids. With OMP_NUM_THREADS=1, `--threads=2` uses two cores.
 
-It writes settings.json, search.csv, final.csv and comparison.png per task to --output_dir.
+What it needs: as train_image_classifier.py; for fashion_mnist 3 GB of memory. It shows the time
+that is left and can be killed: started again with the same flags it goes on.
+
+On private data a search costs privacy: every trial is (epsilon, delta)-private, all of them
+together are not. Seeds are fixed, so that tables can be repeated, and whoever knows a
+seed can remove the noise.
+
+It writes search.csv, noise.csv, test_package.csv, test_stacked.csv, comparison.md and
+comparison.png per task to --output_dir.
 """
 
-import dataclasses
-import functools
 import pathlib
-import statistics
 import time
-from typing import NamedTuple
 
 from absl import app, flags, logging
 import comparison_report
+import comparison_runs
+import comparison_search
 import comparison_tasks
 import keras
-import numpy as np
 import plots
-import private_run
 import tensorflow as tf
 import trial_log
 
 import dice_tf
 
-# With 2, 3 or 6 groups: the batch sizes of the tasks give all of them equally many steps.
-FEEDBACK_STEPS = (1, 2, 5)
-AVERAGING = (0.0, 0.9, 0.98)
-
-
-class Trial(NamedTuple):
-    """What one training run has of its own: a row of search.csv or final.csv."""
-
-    method: str
-    target_epsilon: float
-    seed: int
-    clip: float  # C1 + C2
-    feedback_steps: int  # 0 for DP-SGD
-    learning_rate: float
-    momentum: float
-    averaging: float  # Momentum of the average of iterates; 0 is none.
-
-
-class Result(NamedTuple):
-    """What came of it; the score is on held-out data in the search, on test data after it."""
-
-    l2_norm_clip: float
-    error_norm_clip: float
-    noise_multiplier: float
-    steps: int
-    epsilon: float
-    score: float
-    seconds: float
-
-
-def draw_trials(method, epsilon, task, seeds):
-    """Returns the trials of a search; both methods get the same draws.
-
-    Args:
-        method: One of `comparison_report.METHODS`.
-        epsilon: Float.
-        task: `comparison_tasks.Task`.
-        seeds: Ints, one per trial.
-    """
-    trials = []
-    for seed in seeds:
-        random = np.random.default_rng(seed)
-        log_uniform = lambda low, high: float(np.exp(random.uniform(np.log(low), np.log(high))))
-        clip, rate = log_uniform(*task.clips), log_uniform(*task.learning_rates)
-        momentum, averaging = float(random.choice((0.0, 0.9))), float(random.choice(AVERAGING))
-        feedback_steps = int(random.choice(FEEDBACK_STEPS)) if method == "DiceSGD" else 0
-        # With momentum, a step is the sum of many: the same rate then goes as far.
-        rate *= 1 - momentum
-        trials.append(Trial(method, epsilon, seed, clip, feedback_steps, rate, momentum, averaging))
-    return trials
-
-
-def plan_trial(trial, task, accountant):
-    """Returns the plan and the optimizer of a trial.
-
-    Args:
-        trial: `Trial`.
-        task: `comparison_tasks.Task`.
-        accountant: One of `private_run.ACCOUNTANTS`.
-    """
-    s = trial.feedback_steps
-    plan = _calibrated(
-        trial.target_epsilon,
-        feedback_steps=s,
-        num_examples=len(task.train[0]),
-        batch_size=task.batch_size,
-        epochs=task.epochs,
-        delta=task.delta,
-        accountant=accountant,
-    )
-    # The same noise for draws of its own.
-    plan = dataclasses.replace(
-        plan, sampling=dataclasses.replace(plan.sampling, seed=trial.seed), target_epsilon=None
-    )
-    optimizer = dice_tf.DiceSGDOptimizer(
-        learning_rate=trial.learning_rate,
-        momentum=trial.momentum,
-        use_ema=trial.averaging > 0,
-        ema_momentum=trial.averaging or 0.99,
-        l2_norm_clip=trial.clip / (s + 1),
-        plan=plan,
-        noise_seed=trial.seed,
-    )
-    return plan, optimizer
-
-
-@functools.cache
-def _calibrated(epsilon, feedback_steps, **arguments):
-    return dice_tf.PrivacyPlan(
-        target_epsilon=epsilon,
-        feedback_steps=feedback_steps,
-        error_norm_clip_ratio=feedback_steps,
-        **arguments,
-    )
-
-
-def train(trial, task, accountant, data, self_check):
-    """Trains and scores one trial.
-
-    Args:
-        trial: `Trial`.
-        task: `comparison_tasks.Task`.
-        accountant: One of `private_run.ACCOUNTANTS`.
-        data: Pair of arrays to score on.
-        self_check: Whether the gradients of the model are checked with its first batch.
-
-    Returns:
-        `Result`.
-    """
-    keras.backend.clear_session()
-    keras.utils.set_random_seed(trial.seed)
-    start = time.monotonic()
-    plan, optimizer = plan_trial(trial, task, accountant)
-    optimizer.self_check = self_check
-    model = task.make_model()
-    model.compile(optimizer, task.loss, metrics=[task.metric])
-    budget = plan.callback()
-    model.fit(plan.dataset(*task.train), epochs=plan.epochs, callbacks=[budget], verbose=0)
-    assert budget.accounted_steps() == plan.steps, (budget.accounted_steps(), plan.steps)
-    found = model.evaluate(*data, batch_size=1000, verbose=0, return_dict=True)
-    mechanism = optimizer.mechanism
-    return Result(
-        mechanism.l2_norm_clip,
-        mechanism.error_norm_clip,
-        mechanism.noise_multiplier,
-        plan.steps,
-        budget.epsilon(),
-        found[task.metric],
-        time.monotonic() - start,
-    )
+# No search had them.
+FIRST_TEST_SEED = 100
 
 
 def run_task(name, flag_values):
-    """Searches, trains again and tests, for all epsilons of one task.
+    """Searches, trains again and tests, for all settings of one task.
 
     Args:
         name: A key of `comparison_tasks.TASKS`.
@@ -193,99 +64,107 @@ def run_task(name, flag_values):
     Returns:
         List of `comparison_report.Summary`.
     """
-    task = comparison_tasks.TASKS[name](flag_values.data_dir, quick=flag_values.quick)
+    options = comparison_tasks.Options(
+        flag_values.data_dir, str(pathlib.Path(flag_values.output_dir)), flag_values.quick
+    )
+    task = comparison_tasks.TASKS[name](options)
     folder = pathlib.Path(flag_values.output_dir) / name
     shared = {
         "data": task.source,
-        "training_examples": len(task.train[0]),
-        "held_out_examples": len(task.held_out[0]),
-        "batch_size": task.batch_size,
-        "epochs": task.epochs,
+        "training_examples": len(task.x),
+        "held_out_examples": task.held_out,
         "delta": task.delta,
-        "accountant": flag_values.accountant,
-        "trials": flag_values.trials,
+        "draws": flag_values.draws,
+        "feedback_steps": [int(s) for s in flag_values.feedback_steps],
         "versions": [dice_tf.__version__, keras.__version__, tf.__version__],
     }
     trial_log.claim_folder(folder, shared)
     print(f"\n{name}: {task.source}.")
     print(
-        f"Privacy parameters: num_examples={shared['training_examples']} "
-        f"expected_batch_size={task.batch_size} epochs={task.epochs} delta={task.delta:g} "
-        f"accountant={flag_values.accountant} neighbouring_relation=add_or_remove_one; each "
-        "trial's thresholds, noise and epsilon are in search.csv and final.csv."
+        f"Privacy parameters: num_examples={len(task.x)} delta={task.delta:g} accountant=pld "
+        "neighbouring_relation=add_or_remove_one; each trial's batch size, thresholds, noise, "
+        "sampler and steps are in the CSV files."
     )
-    print(f"{len(task.held_out[0])} held-out examples for searches, {len(task.test[0])} for tests.")
-    runs = _Runs(
-        folder, task, len(comparison_report.METHODS) * len(flag_values.epsilons), flag_values
+    print(
+        f"{task.held_out} of the training examples are held out for searches, "
+        f"{len(task.test[0])} for tests.",
+        flush=True,
     )
-    summaries = []
-    for epsilon in map(float, flag_values.epsilons):
-        scores, search_scores = {}, {}
-        for method in comparison_report.METHODS:
-            scores[method], search_scores[method] = [], []
-            for repeat in range(flag_values.repeats):
-                first = repeat * flag_values.trials
-                trials = draw_trials(
-                    method, epsilon, task, range(first, first + flag_values.trials)
+    runs = comparison_runs.Runs(folder, task, flag_values.threads)
+    settings = [
+        comparison_search.Setting(float(epsilon), int(epochs), int(batch))
+        for epochs in flag_values.epochs
+        for batch in flag_values.batches
+        for epsilon in flag_values.epsilons
+    ]
+    choices = {}
+    # Those with as many epochs see the same batches, so they are trained side by side.
+    for epochs in sorted({setting.epochs for setting in settings}):
+        searches = {
+            setting: comparison_search.search(
+                setting, task, shared["draws"], shared["feedback_steps"]
+            )
+            for setting in settings
+            if setting.epochs == epochs
+        }
+        choices |= comparison_search.run_searches(searches, runs.search_scores)
+    for choice in choices.values():
+        _print_choice(choice)
+    if not flag_values.test_seeds:
+        return []
+    return _test(settings, choices, runs, task, name, folder, flag_values)
+
+
+def _test(settings, choices, runs, task, name, folder, flag_values):
+    seeds = flag_values.test_seeds
+    runs.train_stacked_tests(
+        [
+            trial._replace(seed=FIRST_TEST_SEED + number)
+            for setting in settings
+            for trial in choices[setting].trials.values()
+            for number in range(min(seeds, flag_values.stacked_seeds))
+        ]
+    )
+    left = len(settings) * len(comparison_search.METHODS) * seeds
+    start, done, summaries = time.monotonic(), 0, []
+    for setting in settings:
+        scores, results = {}, {}
+        for method, trial in choices[setting].trials.items():
+            scores[method] = []
+            for number in range(seeds):
+                trial = trial._replace(seed=FIRST_TEST_SEED + number)
+                by_package = number >= flag_values.stacked_seeds
+                scores[method].append(runs.test_scores(trial, by_package, self_check=not done))
+                done, left = done + 1, left - 1
+                minutes = (time.monotonic() - start) / done * left / 60
+                results[method] = runs.test_result(trial, by_package)
+                print(
+                    f"[test: {left} left, {minutes:.0f} min] {method}, {setting}, "
+                    f"seed={trial.seed}, {'package' if by_package else 'stacked'}: "
+                    f"{results[method].score:.4f}, epsilon={results[method].epsilon:.4f}, "
+                    f"{results[method].seconds:.0f} s",
+                    flush=True,
                 )
-                found = [runs.result("search", trial, task.held_out).score for trial in trials]
-                search_scores[method] += found
-                best = trials[int(np.argmax(found))]
-                # A seed that no trial had.
-                final = runs.result("final", best._replace(seed=100_000 + repeat), task.test)
-                scores[method].append(final.score)
-                _print_choice(best, max(found), final.score)
-        summaries.append(comparison_report.summarise(epsilon, scores, search_scores))
-    table = comparison_report.format_table(summaries, task.score)
+        summaries.append(comparison_report.summarise(setting, choices[setting], scores, results))
+        table = comparison_report.format_table(summaries, task.score)
+        (folder / "comparison.md").write_text(table + "\n", encoding="utf-8")
     print(f"\n{table}\n")
-    title = f"{name}, $\\delta$ = {task.delta:g}"
-    plots.plot_comparison(
-        folder / "comparison.png", summaries, comparison_report.METHODS, title, task.score
-    )
-    print(f"Wrote {folder / 'comparison.png'}", flush=True)
+    path = folder / "comparison.png"
+    plots.plot_comparison(path, summaries, f"{name}, $\\delta$ = {task.delta:g}", task.score)
+    print(f"Wrote {path}", flush=True)
     return summaries
 
 
-def _print_choice(trial, held_out_score, test_score):
-    print(
-        f"{trial.method} at epsilon {trial.target_epsilon:g} chose C1+C2={trial.clip:.3g} "
-        f"feedback_steps={trial.feedback_steps} learning_rate={trial.learning_rate:.3g} "
-        f"momentum={trial.momentum:g} averaging={trial.averaging:g}: held-out "
-        f"{held_out_score:.4f}, test {test_score:.4f}",
-        flush=True,
-    )
-
-
-class _Runs:
-    """Trains what is not on disk yet, and says how long the rest will take."""
-
-    def __init__(self, folder, task, searches, flag_values):
-        self._folder, self._task, self._accountant = folder, task, flag_values.accountant
-        self._known = {
-            stage: trial_log.read(folder / f"{stage}.csv", Trial, Result)
-            for stage in ("search", "final")
-        }
-        self._left = searches * flag_values.repeats * (flag_values.trials + 1)
-        self._seconds = []
-
-    def result(self, stage, trial, data):
-        """Returns the result of a trial, from disk or by training."""
-        self._left -= 1
-        if trial in self._known[stage]:
-            return self._known[stage][trial]
-        # All trials have the same model: checking its gradients once will do.
-        check = not self._seconds
-        result = train(trial, self._task, self._accountant, data, self_check=check)
-        trial_log.append(self._folder / f"{stage}.csv", trial, result)
-        self._seconds.append(result.seconds)
-        minutes = statistics.fmean(self._seconds[-10:]) * self._left / 60
+def _print_choice(choice):
+    for method, trial in choice.trials.items():
         print(
-            f"[{self._left} left, {minutes:.0f} min] {stage}, {trial.method}, "
-            f"epsilon={result.epsilon:.4f} noise_multiplier={result.noise_multiplier:.4f} "
-            f"seed={trial.seed}: {result.score:.4f} ({result.seconds:.1f} s)",
+            f"{method}, {trial.setting}: held-out {choice.scores[method]:.4f} with "
+            f"B={trial.batch_size} s={trial.feedback_steps} C1/(C1+C2)={trial.share:.3g} "
+            f"C1+C2={trial.clip:.3g} step_length={trial.step_length:.3g} "
+            f"momentum={trial.momentum:g} averaged_part={trial.averaged_part:g}; "
+            f"{choice.draws} draws; at an edge: {', '.join(choice.at_edge) or 'nothing'}",
             flush=True,
         )
-        return result
 
 
 def define_flags(flag_values):
@@ -298,10 +177,19 @@ def define_flags(flag_values):
     flags.DEFINE_multi_enum(
         "tasks", ["digits", "heavy_tails"], list(comparison_tasks.TASKS), "Tasks.", **options
     )
-    flags.DEFINE_list("epsilons", ["1", "2.7", "8"], "Privacy budgets.", **options)
-    private_run.define_accountant(flag_values)
-    flags.DEFINE_integer("trials", 8, "Trials of a search.", lower_bound=1, **options)
-    flags.DEFINE_integer("repeats", 5, "Searches per method.", lower_bound=2, **options)
+    flags.DEFINE_list("epsilons", ["8", "2.7", "1"], "Privacy budgets.", **options)
+    flags.DEFINE_list("epochs", ["10"], "Numbers of epochs.", **options)
+    flags.DEFINE_list("batches", ["0"], "Batch sizes; 0 searches the size, too.", **options)
+    flags.DEFINE_list("feedback_steps", ["1", "3", "7"], "Values of s to search.", **options)
+    flags.DEFINE_integer("draws", 24, "First draws per method.", lower_bound=1, **options)
+    flags.DEFINE_integer("test_seeds", 5, "Tested runs per choice; 0: none.", **options)
+    flags.DEFINE_integer(
+        "stacked_seeds", 0, "So many of them are trained by the stacked trainer, to save time; the "
+        "package trains the others.", lower_bound=0, **options
+    )  # fmt: skip
+    flags.DEFINE_integer(
+        "threads", 1, "Stacks of the search that are trained at the same time.", **options
+    )
     flags.DEFINE_bool(
         "quick", False, "Few examples, to see it work; the digits are few anyway.", **options
     )

@@ -1,74 +1,83 @@
 # Copyright 2026 The dice_tf Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the trials of compare.py show: intervals, a verdict, and the table."""
+"""What the runs of compare.py show: intervals, a verdict, and the table."""
 
-import math
 import statistics
 from typing import NamedTuple
 
+from comparison_search import METHODS, Choice, Setting
+import numpy as np
 import scipy.stats
-
-METHODS = ("DP-SGD", "DiceSGD")
 
 
 class Summary(NamedTuple):
-    """The comparison at one epsilon.
+    """The comparison in one setting.
 
     Attributes:
-        target_epsilon: Float.
-        scores: Dict from method to the list of test scores, one per search.
-        intervals: Dict from method to (mean, half width of the 95 % interval).
-        difference: DiceSGD less DP-SGD: (mean, low end, high end).
-        draw_difference: The same over all draws of the searches, on held-out data, both
-            methods with the same draw: (median, low end, high end).
-        num_draws: Int, how many draws these were.
-        verdict: Text, about `difference`.
+        setting: `comparison_search.Setting`.
+        choice: `comparison_search.Choice`.
+        scores: Dict from method to the list of test scores, one per seed.
+        intervals: Dict from method to (mean, half width of the 95 % interval over seeds).
+        difference: DiceSGD less DP-SGD, mean over seeds.
+        over_seeds: Half width of its 95 % interval over seeds, both methods with the same.
+        over_examples: Half width of its 95 % interval over test examples.
+        noise_ratio: Noise on the mean gradient over that of DP-SGD, at the same C1 + C2.
+        steps: Dict from method to its number of steps.
+        verdict: Text: who is ahead by more than both intervals.
     """
 
-    target_epsilon: float
+    setting: Setting
+    choice: Choice
     scores: dict
     intervals: dict
-    difference: tuple
-    draw_difference: tuple
-    num_draws: int
+    difference: float
+    over_seeds: float
+    over_examples: float
+    noise_ratio: float
+    steps: dict
     verdict: str
 
 
-def summarise(epsilon, scores, search_scores):
-    """Compares the test scores of both methods, repeat by repeat, and their draws one by one.
+def summarise(setting, choice, example_scores, results):
+    """Compares the test scores of both methods, seed by seed and example by example.
 
     Args:
-        epsilon: Float.
-        scores: Dict from method to a list of at least two scores, one per repeat.
-        search_scores: Dict from method to the scores of all draws, in the same order.
+        setting: `comparison_search.Setting`.
+        choice: `comparison_search.Choice`.
+        example_scores: Dict from method to a list of at least two arrays, one per seed, with
+            the score of every test example.
+        results: Dict from method to a `comparison_runs.Result`.
 
     Returns:
         `Summary`.
-
-    Example:
-
-    >>> tests = {"DP-SGD": [0.80, 0.81, 0.82], "DiceSGD": [0.90, 0.92, 0.92]}
-    >>> summarise(8.0, tests, {"DP-SGD": [0.5, 0.8], "DiceSGD": [0.5, 0.9]}).verdict
-    'DiceSGD ahead'
     """
-    intervals = {method: _t_interval(values) for method, values in scores.items()}
-    # Paired: the methods share draws, seeds and so much of their luck.
-    mean, half = _t_interval(_differences(scores))
+    scores = {m: [float(np.mean(s)) for s in arrays] for m, arrays in example_scores.items()}
+    plain, dice = (np.asarray(example_scores[method], np.float64) for method in METHODS)
+    difference, over_seeds = _t_interval([float(d) for d in (dice - plain).mean(1)])
+    of_examples = (dice - plain).mean(0)
+    over_examples = 1.96 * float(of_examples.std(ddof=1)) / len(of_examples) ** 0.5
     verdict = "no difference shown"
     # Equal differences tell nothing about how much they vary.
-    if half > 0 and abs(mean) > half:
-        verdict = "DiceSGD ahead" if mean > 0 else "DP-SGD ahead"
-    draws = _differences(search_scores)
-    # The median, because bad draws fail by any amount; its interval needs no distribution.
-    interval = scipy.stats.quantile_test(draws, p=0.5).confidence_interval(0.95)
-    draw_difference = (statistics.median(draws), float(interval.low), float(interval.high))
-    difference = (mean, mean - half, mean + half)
-    return Summary(epsilon, scores, intervals, difference, draw_difference, len(draws), verdict)
+    if over_seeds > 0 and abs(difference) > max(over_seeds, over_examples):
+        verdict = "DiceSGD ahead" if difference > 0 else "DP-SGD ahead"
 
+    def noise(method):
+        trial, result = choice.trials[method], results[method]
+        # On the mean, at C1 + C2 = 1.
+        return result.noise_multiplier * trial.share / trial.batch_size
 
-def _differences(scores):
-    pairs = zip(scores["DiceSGD"], scores["DP-SGD"], strict=True)
-    return [dice - plain for dice, plain in pairs]
+    return Summary(
+        setting,
+        choice,
+        scores,
+        {method: _t_interval(values) for method, values in scores.items()},
+        difference,
+        over_seeds,
+        over_examples,
+        noise(METHODS[1]) / noise(METHODS[0]),
+        {method: results[method].steps for method in METHODS},
+        verdict,
+    )
 
 
 def _t_interval(values):
@@ -85,23 +94,32 @@ def format_table(summaries, score):
         score: Text, what was measured.
     """
     lines = [
-        f"| epsilon | DP-SGD, {score} in % | DiceSGD | difference, 95 % interval | verdict | "
-        "draw by draw, held out: median difference |",
-        "| --- | --- | --- | --- | --- | --- |",
+        f"| epochs, epsilon, batch | DP-SGD: {score} in % | DiceSGD | difference ± seeds ± test "
+        "examples | verdict | chosen for DP-SGD | chosen for DiceSGD |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for summary in summaries:
-        cells = [f"{summary.target_epsilon:g}"]
+        setting = summary.setting
+        cells = [f"{setting.epochs}, {setting.target_epsilon:g}, {setting.batch or 'free'}"]
         for method in METHODS:
             mean, half = summary.intervals[method]
             cells.append(f"{100 * mean:.2f} ± {100 * half:.2f}")
-        cells += [_with_interval(summary.difference), summary.verdict]
-        cells.append(f"{_with_interval(summary.draw_difference)}, {summary.num_draws} draws")
+        cells.append(
+            f"{100 * summary.difference:+.2f} ± {100 * summary.over_seeds:.2f} ± "
+            f"{100 * summary.over_examples:.2f}"
+        )
+        cells.append(summary.verdict)
+        cells += [_chosen(summary, method) for method in METHODS]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _with_interval(difference):
-    middle, low, high = (100 * value for value in difference)
-    # Few draws have no such interval.
-    interval = "no interval" if math.isnan(low + high) else f"{low:+.2f} to {high:+.2f}"
-    return f"{middle:+.2f} ({interval})"
+def _chosen(summary, method):
+    trial = summary.choice.trials[method]
+    feedback = f"s {trial.feedback_steps}, C1 {trial.share:.2f} G, " * bool(trial.feedback_steps)
+    extra = f", momentum {trial.momentum:g}" * bool(trial.momentum)
+    extra += f", averaged {trial.averaged_part:g}" * bool(trial.averaged_part)
+    return (
+        f"{feedback}B {trial.batch_size}, T {summary.steps[method]}, G {trial.clip:.2g}, "
+        f"u {trial.step_length:.3g}{extra}"
+    )

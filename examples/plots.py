@@ -145,41 +145,51 @@ def plot_heat_map(path, values, columns, rows, *, xlabel, ylabel, title, value_l
     figure.savefig(path, dpi=150)
 
 
-def plot_comparison(path, summaries, methods, title, ylabel):
-    """Draws, per epsilon, every method's scores, their mean and its 95 % interval.
+def plot_comparison(path, summaries, title, ylabel):
+    """Draws, per setting, the scores of both methods, and below them their difference.
 
     Args:
         path: Path of the PNG file.
         summaries: List of `comparison_report.Summary`.
-        methods: Names of the methods.
         title: Title of the figure.
         ylabel: Text, what was scored.
     """
-    figure = Figure(figsize=(6.5, 4.2), layout="constrained")
-    axes = figure.subplots()
+    figure = Figure(figsize=(max(6.5, 1.2 * len(summaries)), 6.4), layout="constrained")
+    above, below = figure.subplots(2, sharex=True, height_ratios=(3, 2))
     for place, summary in enumerate(summaries):
-        for i, (method, color, marker) in enumerate(
-            zip(methods, (ORANGE, BLUE), "so", strict=True)
-        ):
-            x = place + 0.24 * (i - 0.5)
+        for i, (method, scores) in enumerate(summary.scores.items()):
+            x, color = place + 0.24 * (i - 0.5), (ORANGE, BLUE)[i]
             mean, half = summary.intervals[method]
-            scores = [100 * score for score in summary.scores[method]]
-            axes.plot([x - 0.07] * len(scores), scores, ".", color=color, alpha=0.5, markersize=5)
-            axes.errorbar(x, 100 * mean, yerr=100 * half, color=color, marker=marker, capsize=4,
-                          markersize=6, label=None if place else method)  # fmt: skip
-    ticks = [f"{s.target_epsilon:g}\n{s.verdict}" for s in summaries]
-    axes.set_xticks(range(len(summaries)), ticks)
-    axes.set_xlim(-0.6, len(summaries) - 0.4)
-    _style(axes, title, "privacy budget $\\varepsilon$", f"{ylabel} in %")
+            scores = [100 * score for score in scores]
+            above.plot([x - 0.07] * len(scores), scores, ".", color=color, alpha=0.5, markersize=5)
+            above.errorbar(x, 100 * mean, yerr=100 * half, color=color, marker="so"[i], capsize=4,
+                           markersize=6, label=None if place else method)  # fmt: skip
+        for x, half, color, label in (
+            (place - 0.08, summary.over_seeds, BLUE, "95 % over seeds"),
+            (place + 0.08, summary.over_examples, GREY, "95 % over test examples"),
+        ):
+            below.errorbar(x, 100 * summary.difference, yerr=100 * half, color=color, marker="o",
+                           capsize=4, label=None if place else label)  # fmt: skip
+    below.axhline(0, color=GREY, linewidth=1)
+    names = [
+        f"{s.setting.epochs} epochs\n$\\varepsilon$ = {s.setting.target_epsilon:g}\n"
+        f"B {s.setting.batch or 'free'}"
+        for s in summaries
+    ]
+    below.set_xticks(range(len(summaries)), names)
+    below.set_xlim(-0.6, len(summaries) - 0.4)
+    _style(above, title, None, f"{ylabel} in %")
+    _style(below, None, None, "DiceSGD less DP-SGD")
+    for axes in (above, below):
+        axes.legend(loc="best", framealpha=0.95)
     # Scores do not exceed 1, but intervals of two scores may.
-    axes.set_ylim(top=min(axes.get_ylim()[1], 100))
-    axes.legend(loc="upper left", framealpha=0.95)
+    above.set_ylim(top=min(above.get_ylim()[1], 100))
     figure.savefig(path, dpi=150)
 
 
 def _style(axes, title, xlabel, ylabel):
-    axes.set_title(title)
-    axes.set_xlabel(xlabel)
+    axes.set_title(title or "")
+    axes.set_xlabel(xlabel or "")
     axes.set_ylabel(ylabel)
     axes.grid(alpha=0.3)
     for side in ("top", "right"):

@@ -1,6 +1,6 @@
 # Copyright 2026 The dice_tf Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""DP-SGD against DiceSGD: equal epsilon, equal budgets, intervals, restarts, features."""
+"""DP-SGD against DiceSGD: equal epsilon, intervals, restarts, features."""
 
 import csv
 import math
@@ -17,17 +17,24 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import compare
 import comparison_report
+import comparison_runs
+import comparison_search
 import comparison_tasks
 from dp_accounting_oracle import TOLERANCE, composed_epsilon
 import scattering
 import trial_log
 
-QUICK = ("--tasks=heavy_tails", "--quick", "--epsilons=3", "--trials=1", "--repeats=2")
+import dice_tf
+from dice_tf import accounting
+
+QUICK = ("--tasks=heavy_tails", "--quick", "--epsilons=3", "--epochs=2", "--draws=2",
+         "--test_seeds=3", "--stacked_seeds=1")  # fmt: skip
+SETTING = comparison_search.Setting(3.0, 4, 0)
 
 
 @pytest.fixture(scope="module", name="task")
 def small_task():
-    return comparison_tasks.heavy_tails(quick=True)
+    return comparison_tasks.heavy_tails(comparison_tasks.Options(quick=True))
 
 
 def parse(*arguments):
@@ -37,55 +44,90 @@ def parse(*arguments):
     return values
 
 
-def epsilon_of(trial, optimizer, steps, task, accountant):
-    """Epsilon of a trial, by dp_accounting alone."""
-    mechanism, s, batch = optimizer.mechanism, trial.feedback_steps, task.batch_size
-    # Over one round an example moves s + 1 directions: its head once, 1/s of its residual s times.
-    influence = math.hypot(mechanism.l2_norm_clip, mechanism.error_norm_clip / math.sqrt(max(s, 1)))
-    probability, noise = (s + 1) * batch / len(task.train[0]), mechanism.noise_stddev * batch
-    rounds = math.ceil(steps / (s + 1))
-    return composed_epsilon(probability, noise / influence, rounds, task.delta, accountant)
+def first_draws(task, draws):
+    return next(comparison_search.search(SETTING, task, draws, (1, 3, 7)))
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
-@pytest.mark.parametrize("method", comparison_report.METHODS)
-def test_every_trial_has_the_same_proven_epsilon(task, method, accountant):
+def test_every_trial_has_the_same_proven_epsilon(task, tmp_path):
+    runs = comparison_runs.Runs(tmp_path, task)
+    size = len(task.x)
     tested = set()
-    for trial in compare.draw_trials(method, 3.0, task, range(8)):
-        plan, optimizer = compare.plan_trial(trial, task, accountant)
-        assert plan.steps == 4 * 12  # As many for all, or length would be tuned as well.
-        assert plan.sampling.seed == trial.seed
-        assert 2.95 < plan.epsilon() <= 3.0
-        mechanism = optimizer.mechanism
-        if trial.feedback_steps not in tested:
-            epsilon = epsilon_of(trial, optimizer, plan.steps, task, accountant)
-            assert plan.epsilon() == pytest.approx(epsilon, rel=TOLERANCE[accountant])
-            tested.add(trial.feedback_steps)
-        total = mechanism.l2_norm_clip + mechanism.error_norm_clip
-        np.testing.assert_allclose(total, trial.clip, rtol=1e-12)
-        assert (mechanism.error_norm_clip == 0) == (method == "DP-SGD")
+    for trial in first_draws(task, 6):
+        sampling, noise = runs.sampling(trial, size), runs.noise_multiplier(trial, size)
+        s, ratio = trial.feedback_steps, (1 - trial.share) / trial.share
+        kind = type(sampling), trial.batch_size, s, round(trial.share, 6)
+        if kind in tested:
+            continue
+        tested.add(kind)
+        plan = dice_tf.PrivacyPlan(
+            sampling=sampling,
+            epochs=trial.epochs,
+            noise_multiplier=noise,
+            delta=task.delta,
+            feedback_steps=s,
+            error_norm_clip_ratio=ratio,
+        )
+        assert 2.99 < plan.epsilon() <= 3.0
+        assert sampling.num_groups == s + 1 and (ratio == 0) == (trial.method == "DP-SGD")
+        # Over one round an example moves s + 1 directions: its head, and 1/s of its residual s
+        # times. By dp_accounting alone, Poisson sampling with this noise has no smaller epsilon:
+        # the other sampler was chosen because it needs less.
+        influence = math.hypot(1, ratio / math.sqrt(max(s, 1)))
+        steps = plan.steps
+        probability = (s + 1) * trial.batch_size / size
+        oracle = composed_epsilon(
+            probability, noise / influence, math.ceil(steps / (s + 1)), task.delta, "pld"
+        )
+        if isinstance(sampling, dice_tf.RandomAllocation):
+            assert oracle > 0.999 * plan.epsilon()
+        else:
+            assert oracle == pytest.approx(plan.epsilon(), rel=TOLERANCE["pld"])
+    assert len(tested) > 4
 
 
-def test_golden_noise_of_the_recorded_results(task):
-    noise = {}
-    for method in comparison_report.METHODS:
-        for trial in compare.draw_trials(method, 3.0, task, range(8)):
-            plan, _ = compare.plan_trial(trial, task, "rdp")
-            noise[trial.feedback_steps] = plan.noise_multiplier
-    assert noise == pytest.approx(GOLDEN_NOISE, abs=1e-3)
+def test_the_sampler_is_the_one_that_needs_less_noise(task, tmp_path):
+    runs = comparison_runs.Runs(tmp_path, task)
+    for trial in first_draws(task, 1):
+        chosen = runs.sampling(trial, len(task.x))
+        groups = trial.feedback_steps + 1
+        arguments = len(task.x), trial.batch_size, groups
+        kinds = [dice_tf.RandomAllocation(*arguments)]
+        cyclic = dice_tf.CyclicPoissonSampling(*arguments)
+        kinds.append(cyclic if groups > 1 else dice_tf.PoissonSampling(*arguments[:2]))
+        noises = {
+            type(kind): accounting.calibrate_noise_multiplier(
+                3.0, task.delta, kind, kind.steps(4), error_norm_clip=0.0, accountant="pld"
+            )
+            for kind in kinds
+        }
+        least = min(noises, key=noises.get)
+        assert type(chosen) is least
+        ratio = (1 - trial.share) / trial.share
+        influence = math.hypot(1, ratio / math.sqrt(max(1, trial.feedback_steps)))
+        noise = runs.noise_multiplier(trial, len(task.x))
+        assert noise / influence == pytest.approx(noises[least], rel=1e-3)
 
 
-# By feedback steps, in units of C1, which is 1 / (s + 1) of what is passed on in all.
-GOLDEN_NOISE = {0: 1.173, 1: 2.086, 2: 2.952, 5: 5.331}
+def test_a_tested_run_is_the_one_that_was_searched(task, tmp_path):
+    # Without held-out data both train on the same examples, so only the noise differs, and at
+    # this epsilon there is next to none.
+    task = task._replace(x=task.x[:1000], y=task.y[:1000])
+    runs = comparison_runs.Runs(tmp_path, task)
+    trial = comparison_search.Trial(
+        "DiceSGD", 1e4, 2, 0, 0, 83, 3, 0.3, 8.0, 1.0, 0.9, 0.2
+    )  # fmt: skip
+    _, model = runs.train(trial, self_check=True)
+    x, y = task.held_out_data()
+    outputs = model.predict(x, verbose=0)[:, np.newaxis]
+    expected = float(task.example_scores(outputs, y).mean())
 
+    class AllData(comparison_tasks.Task):
+        def train_data(self, for_search):
+            return self.x, self.y
 
-def test_both_methods_draw_the_same_trials(task):
-    draw = lambda method: compare.draw_trials(method, 1.0, task, range(12))
-    plain, dice = draw("DP-SGD"), draw("DiceSGD")
-    same = lambda trial: trial._replace(method="", feedback_steps=0)
-    assert [*map(same, plain)] == [*map(same, dice)] and len(set(plain)) == 12
-    assert {trial.feedback_steps for trial in dice} == set(compare.FEEDBACK_STEPS)
-    assert {trial.feedback_steps for trial in plain} == {0}
+    stacked = comparison_runs.Runs(tmp_path / "stacked", AllData(*task))
+    (score,) = stacked.search_scores([trial])
+    assert expected > 0.2 and score == pytest.approx(expected, abs=0.01)
 
 
 def share_within(quantile, freedom):
@@ -95,43 +137,56 @@ def share_within(quantile, freedom):
     return density(centres)[: round(quantile * 1e3)].sum() / density(centres).sum()
 
 
+def summary_of(plain, dice):
+    """Summarises scores of examples `[seeds, examples]`."""
+    trial = comparison_search.Trial("DP-SGD", *SETTING, 0, 100, 0, 1.0, 0.2, 30.0, 0.0, 0.0)
+    trials = {"DP-SGD": trial, "DiceSGD": trial._replace(feedback_steps=3, share=0.5)}
+    result = comparison_runs.Result(0.2, 0.0, 2.0, "PoissonSampling", 600, 3.0, 0.8, 1.0)
+    choice = comparison_search.Choice(trials, {}, (0.1, 1), (1, 9), (), 24)
+    # At C1 + C2 = 1 the noise on the sum is 2 and 0.5 * 3.
+    results = {"DP-SGD": result, "DiceSGD": result._replace(noise_multiplier=3.0)}
+    scores = {"DP-SGD": np.asarray(plain), "DiceSGD": np.asarray(dice)}
+    return comparison_report.summarise(SETTING, choice, scores, results)
+
+
 def test_intervals_by_hand():
-    scores = {"DP-SGD": [0.70, 0.72, 0.74, 0.76], "DiceSGD": [0.80, 0.81, 0.82, 0.83]}
-    # 12 draws: a 95 % interval of the median goes from the 3rd to the 10th, for 1 - 2 P(at most
-    # 2 of 12 coins) is 0.961 and 1 - 2 P(at most 3) is 0.854.
-    draws = {"DP-SGD": [0.5] * 12, "DiceSGD": [0.5 + i / 100 for i in (*range(-4, 7), 90)]}
-    summary = comparison_report.summarise(1.0, scores, draws)
-    np.testing.assert_allclose(summary.draw_difference, [0.015, -0.02, 0.05], atol=1e-12)
-    assert summary.num_draws == 12
-    # Variances of the means: (0.03^2 + 0.01^2 + 0.01^2 + 0.03^2) / 3 / 4, and a quarter of it.
-    plain, dice = 0.002 / 12, 0.0005 / 12
-    for method, mean, variance in (("DP-SGD", 0.73, plain), ("DiceSGD", 0.815, dice)):
-        found, half = summary.intervals[method]
-        assert abs(found - mean) < 1e-12
-        np.testing.assert_allclose(share_within(half / math.sqrt(variance), 3), 0.95, atol=2e-4)
-    # Differences 0.10, 0.09, 0.08, 0.07: mean 0.085, variance of the mean as that of DiceSGD.
-    mean, low, high = summary.difference
-    np.testing.assert_allclose([mean, low + high], [0.085, 0.17], rtol=1e-9)
-    np.testing.assert_allclose(share_within((high - mean) / math.sqrt(dice), 3), 0.95, atol=2e-4)
-    assert summary.verdict == "DiceSGD ahead"
+    random = np.random.default_rng(0)
+    plain = (random.random((4, 500)) < 0.7).astype(np.float32)
+    dice = np.maximum(plain, random.random((4, 500)) < [[0.1], [0.2], [0.3], [0.2]])
+    summary = summary_of(plain, dice)
+    differences = [dice[i].mean() - plain[i].mean() for i in range(4)]
+    mean = sum(differences) / 4
+    assert summary.difference == pytest.approx(mean, abs=1e-6)
+    error = math.sqrt(sum((d - mean) ** 2 for d in differences) / 3 / 4)
+    np.testing.assert_allclose(share_within(summary.over_seeds / error, 3), 0.95, atol=2e-4)
+    # Over examples: draw the 500 again and again, and see how the difference scatters.
+    of_examples = (dice.astype(float) - plain).mean(0)
+    again = [random.choice(of_examples, 500).mean() for _ in range(4000)]
+    assert summary.over_examples == pytest.approx(1.96 * np.std(again), rel=0.05)
+    assert summary.noise_ratio == pytest.approx(1.5 / 2)
     table = comparison_report.format_table([summary], "accuracy")
-    assert "+8.50 (+6.45 to +10.55) | DiceSGD ahead | +1.50 (-2.00 to +5.00), 12 draws |" in table
+    row = f"{100 * mean:+.2f} ± {100 * summary.over_seeds:.2f} ± {100 * summary.over_examples:.2f}"
+    assert f"| 4, 3, free | {100 * plain.mean():.2f} ± " in table and row in table
+    assert "| s 3, C1 0.50 G, B 100, T 600, G 0.2, u 30 |" in table
 
 
-@pytest.mark.parametrize(
-    ("dice", "verdict"),
-    [
-        ([0.60, 0.61, 0.62], "DP-SGD ahead"),
-        ([0.60, 0.75, 0.83], "no difference shown"),
-        ([0.70, 0.72, 0.74], "no difference shown"),  # No scatter at all.
-    ],
-)
-def test_a_loss_and_a_draw_are_said(dice, verdict):
-    scores = {"DP-SGD": [0.70, 0.72, 0.74], "DiceSGD": dice}
-    summary = comparison_report.summarise(1.0, scores, scores)
-    table = comparison_report.format_table([summary], "accuracy")
-    assert summary.verdict == verdict and verdict in table
-    assert "(no interval), 3 draws" in table  # The median may lie outside all of three draws.
+def test_a_win_a_loss_and_a_draw_are_said():
+    random = np.random.default_rng(0)
+    plain = (random.random((4, 2000)) < 0.7).astype(np.float32)
+    better = np.maximum(plain, random.random((4, 2000)) < 0.2)
+    # Of two seeds one is much better and one much worse.
+    mixed = np.stack([better[0], plain[1], np.minimum(plain[2], 1 - better[3]), better[3]])
+    assert summary_of(plain, better).verdict == "DiceSGD ahead"
+    assert summary_of(better, plain).verdict == "DP-SGD ahead"
+    assert summary_of(plain, mixed).verdict == "no difference shown"
+    assert summary_of(plain, plain).verdict == "no difference shown"  # No scatter at all.
+    # Few examples may all be luck, however alike the seeds are.
+    few = np.tile([[1.0] * 9 + [0.0]], (3, 1))
+    some = few.copy()
+    some[:, 0], some[:, 9], some[0, 8] = 0.0, 1.0, 1.0
+    one_less = some.copy()
+    one_less[:, 1] = 0.0
+    assert summary_of(few, one_less).verdict == "no difference shown"
 
 
 def test_a_run_and_its_restart(tmp_path, capsys):
@@ -139,20 +194,24 @@ def test_a_run_and_its_restart(tmp_path, capsys):
     (first,) = compare.run_task("heavy_tails", values)
     printed = capsys.readouterr().out
     folder = tmp_path / "heavy_tails"
-    for name, count in (("search", 4), ("final", 4)):
-        rows = [*csv.DictReader((folder / f"{name}.csv").open(encoding="utf-8"))]
-        assert len(rows) == count
-        assert all(2.9 < float(row["epsilon"]) <= 3 for row in rows)
-    assert "expected_batch_size=83" in printed and "0 left" in printed
+    rows = [*csv.DictReader((folder / "test_package.csv").open(encoding="utf-8"))]
+    assert len(rows) == 4 and {row["seed"] for row in rows} == {"101", "102"}
+    assert all(2.99 < float(row["epsilon"]) <= 3 for row in rows)
+    searched = [*csv.DictReader((folder / "search.csv").open(encoding="utf-8"))]
+    assert len(searched) >= 2 * (2 + 1) + 2 * 2 * 3
+    assert "neighbouring_relation=add_or_remove_one" in printed and "0 left" in printed
     assert (folder / "comparison.png").read_bytes()[:4] == b"\x89PNG"
+    assert "| 2, 3, free |" in (folder / "comparison.md").read_text(encoding="utf-8")
     # A kill in the middle of the last row: that trial alone is run again, with the same result.
-    path = folder / "final.csv"
+    path = folder / "test_package.csv"
     path.write_bytes(path.read_bytes()[:-20])
     (again,) = compare.run_task("heavy_tails", values)
-    assert capsys.readouterr().out.count("] final") == 1
+    printed = capsys.readouterr().out
+    assert "stacks of this wave" not in printed
+    assert len((folder / "test_package.csv").read_text(encoding="utf-8").splitlines()) == 5
     np.testing.assert_allclose(again.scores["DiceSGD"], first.scores["DiceSGD"], rtol=1e-4)
-    with pytest.raises(app.UsageError, match="trials was 1 and is 3"):
-        compare.run_task("heavy_tails", parse(*QUICK, "--trials=3", f"--output_dir={tmp_path}"))
+    with pytest.raises(app.UsageError, match="draws was 2 and is 3"):
+        compare.run_task("heavy_tails", parse(*QUICK, "--draws=3", f"--output_dir={tmp_path}"))
 
 
 def test_a_folder_of_unknown_trials_is_refused(tmp_path):
@@ -160,17 +219,30 @@ def test_a_folder_of_unknown_trials_is_refused(tmp_path):
     with pytest.raises(app.UsageError, match="no settings.json"):
         trial_log.claim_folder(tmp_path, {})
     with pytest.raises(app.UsageError, match="does not start with"):
-        trial_log.read(tmp_path / "search.csv", compare.Trial, compare.Result)
+        trial_log.read(tmp_path / "search.csv", comparison_search.Trial, comparison_runs.Result)
 
 
-def test_heavy_tails_have_the_mean_that_they_say(task):
-    x, y = comparison_tasks.heavy_tails().train
-    weights = np.linalg.lstsq(x.astype("float64"), y[:, 0].astype("float64"), rcond=None)[0]
+def test_heavy_tails_have_the_mean_that_they_say():
+    task = comparison_tasks.heavy_tails(comparison_tasks.Options())
+    x, y = task.train_data(for_search=True)
+    weights = np.linalg.lstsq(x.astype("float64"), y.astype("float64"), rcond=None)[0]
     test_x, test_y = task.test
     # The least squares fit to noisy targets finds the noise-free ones, intercept included.
-    assert np.mean((test_x @ weights - test_y[:, 0]) ** 2) < 0.02 * np.var(test_y)
-    noise = y[:, 0] - x @ weights
+    found = task.example_scores((test_x @ weights)[:, np.newaxis, np.newaxis], test_y)
+    assert found.mean() > 0.98
+    assert found.mean() == pytest.approx(
+        1 - np.mean((test_x @ weights - test_y) ** 2) / np.var(test_y)
+    )
+    noise = y - x @ weights
     assert np.median(noise) < -0.2 * noise.std() and noise.max() > 8 * noise.std()
+
+
+def test_mean_accuracy_of_classes_by_hand():
+    targets = np.array([0, 0, 0, 1])
+    outputs = np.array([[1, 0], [1, 0], [0, 1], [0, 1]], np.float32)[:, np.newaxis]
+    scores = comparison_tasks._correct_by_class(outputs, targets)
+    assert scores.mean() == pytest.approx((2 / 3 + 1) / 2)
+    assert comparison_tasks._correct(outputs, targets).mean() == pytest.approx(3 / 4)
 
 
 def test_scattering_against_convolutions_pixel_by_pixel():
