@@ -5,7 +5,7 @@
 #   make demo DATASET=fashion_mnist    the same on another data set
 #   make test                          runs the tests, but for the long ones
 #   make test-all                      runs the long ones, too: kills, several processes, searches
-#   make benchmark                     measures what privacy costs, in half an hour
+#   make benchmark                     measures what privacy costs; FLAGS=--quick in ten minutes
 #   make bazel-test                    builds everything and runs the fast tests with Bazel
 #   make lint                          checks the form and the types of Python, and the BUILD files
 #   make docs                          makes a site of the documentation in out/docs

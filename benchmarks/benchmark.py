@@ -7,9 +7,10 @@ trained by stock `fit`, in turns, in one process; the ratio of their times is re
 Peaks of memory come from separate processes. `--peers` adds TensorFlow Privacy, Opacus,
 FastDP and JAX-Privacy on the same models, each in an environment that is created on first use.
 
-    python benchmarks/benchmark.py                       everything of dice_tf, half an hour
-    python benchmarks/benchmark.py --quick               the same in short, less exact
+    python benchmarks/benchmark.py                       everything of dice_tf, an hour
+    python benchmarks/benchmark.py --quick               DiceSGD alone, less exact, ten minutes
     python benchmarks/benchmark.py --models=cnn,sweep    some models; sweep: batch sizes
+    python benchmarks/benchmark.py --models=ResNet50     one of `real_models.py`, or a group
     python benchmarks/benchmark.py --peers               the other packages as well
 
 It prints tables and writes results.json, a CSV file per table and plots to --output_dir.
@@ -24,14 +25,23 @@ import time
 from absl import app, flags
 import peers
 import protocol
+import real_models
 import report
 
 import dice_tf
 
 MODELS = {"cnn": (256, 1024), "mlp": (256,), "vit": (64,), "transformer": (64,), "lstm": (64,)}
 SWEEP = (64, 128, 256, 512, 1024, 2048, 4096)
+QUICK_SWEEP = (256, 1024)
 SWEEP_CHUNK = 256
 METHODS = ("DP-SGD", "DiceSGD")
+
+# Of processors whose names say little.
+_NUMBERS = {"cpu family": "family", "model": "model"}
+_EXTENSIONS = {
+    "avx": "AVX", "avx2": "AVX2", "fma": "FMA", "avx512f": "AVX-512", "avx512_vnni": "VNNI",
+    "avx512_bf16": "AVX-512 bfloat16", "amx_tile": "AMX", "asimd": "NEON", "sve": "SVE",
+}  # fmt: skip
 
 # Without it, the reference engine needs gigabytes for the larger models.
 _VECTORIZED_CHUNK = 32
@@ -67,6 +77,23 @@ def ratio_cells(models):
     return cells
 
 
+def real_cells(names):
+    """Returns the cells of real models and single layers, DiceSGD each.
+
+    Args:
+        names: Names of models or groups of `real_models`.
+
+    Returns:
+        List of specifications, in the order of the models.
+    """
+    common = {"optimizer": "sgd", "engine": "layerwise", "method": "DiceSGD", "chunk_size": None}
+    return [
+        {"model": name, "batch": model.batch, **common}
+        for name, model in real_models.MODELS.items()
+        if name in names or model.group in names
+    ]
+
+
 def sweep_cells(batches):
     """Returns the cells of the sweep over batch sizes: in one piece, and in chunks."""
     common = {"model": "cnn", "optimizer": "sgd", "engine": "layerwise", "method": "DiceSGD"}
@@ -82,7 +109,7 @@ def run_cells(cells, options, progress, measure=protocol.measure):
 
     Args:
         cells: List of specifications.
-        options: Dict with "rounds" and "seconds".
+        options: Dict with "rounds", "seconds" and, unless they are wanted, "memory": False.
         progress: Function that is called with a line of text.
         measure: Function of a script and a specification.
 
@@ -92,7 +119,7 @@ def run_cells(cells, options, progress, measure=protocol.measure):
     plain_memory = {}
     for i, cell in enumerate(cells, 1):
         result = measure("cell.py", {**cell, **options})
-        if "ratio" in result:
+        if "ratio" in result and options.get("memory", True):
             key = cell["model"], cell["batch"], cell["optimizer"]
             memory = {**cell, **options, "rounds": 1}
             if key not in plain_memory:
@@ -117,17 +144,38 @@ def environment():
         "date": time.strftime("%Y-%m-%d %H:%M"),
         "machine": platform.machine(),
         "processor": _processor(),
+        "extensions": vector_extensions(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "versions": {"dice_tf": dice_tf.__version__, **versions},
     }
 
 
-def _processor():
+def _cpuinfo():
+    """Returns what Linux says of the first core, by name; nothing elsewhere."""
     information = pathlib.Path("/proc/cpuinfo")
-    lines = information.read_text().splitlines() if information.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    text = information.read_text() if information.exists() else ""
+    pairs = [line.split(":", 1) for line in text.split("\n\n")[0].splitlines() if ":" in line]
+    return {name.strip(): value.strip() for name, value in pairs}
+
+
+def _processor():
+    core = _cpuinfo()
+    numbers = [f"{n} {core[k]}" for k, n in _NUMBERS.items() if k in core]
+    return ", ".join([core.get("model name", platform.processor()), *numbers])
+
+
+def vector_extensions(known=None):
+    """Returns the vector extensions of this processor that decide how fast products are.
+
+    Args:
+        known: Flags as `/proc/cpuinfo` has them; `None` for those of this processor.
+
+    Returns:
+        String, such as `"AVX2, FMA, AVX-512"`; empty where Linux does not tell.
+    """
+    known = _cpuinfo().get("flags", _cpuinfo().get("Features", "")) if known is None else known
+    return ", ".join(label for flag, label in _EXTENSIONS.items() if flag in known.split())
 
 
 def run(flag_values):
@@ -146,20 +194,28 @@ def run(flag_values):
     }
     if flag_values.jit_compile:
         options["jit_compile"] = True
+    if quick:
+        options["memory"] = False
     folder = pathlib.Path(flag_values.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     show = lambda line: print(line, flush=True)
-    models = [name for name in flag_values.models if name != "sweep"]
+    models = [name for name in flag_values.models if name in MODELS]
     results = {"environment": environment(), "options": options}
     show(report.heading(results["environment"]))
 
     parts = {}
     if models:
         title = f"Time and memory against Keras without privacy, {options['rounds']} rounds:"
-        parts["ratios"] = title, ratio_cells(models)
+        cells = ratio_cells(models)
+        if quick:
+            cells = [c for c in cells if (c["method"], c["engine"]) == ("DiceSGD", "layerwise")]
+        parts["ratios"] = title, cells
+    real = real_cells(flag_values.models)
+    if real:
+        parts["real"] = f"Real models and single layers, {options['rounds']} rounds:", real
     if "sweep" in flag_values.models:
         title = f"Batch sizes, on the CNN; chunk_size={SWEEP_CHUNK}:"
-        parts["sweep"] = title, sweep_cells(SWEEP[::2] if quick else SWEEP)
+        parts["sweep"] = title, sweep_cells(QUICK_SWEEP if quick else SWEEP)
     for part, (title, cells) in parts.items():
         show(f"\n{title}")
         results[part] = []
@@ -184,12 +240,17 @@ def define_flags(flag_values):
         flag_values: `absl.flags.FlagValues` to define them in.
     """
     options = {"flag_values": flag_values}
-    every = [*MODELS, "sweep"]
-    flags.DEFINE_list("models", every, f"What to measure, out of {','.join(every)}.", **options)
+    every = [*MODELS, "sweep", *real_models.GROUPS]
+    flags.DEFINE_list(
+        "models",
+        every,
+        f"What to measure, out of {','.join(every)}, or a model of one of the last groups.",
+        **options,
+    )
     flags.register_validator(
         "models",
-        lambda names: bool(names) and set(names) <= set(every),
-        message=f"must be names out of {','.join(every)}, separated by commas",
+        lambda names: bool(names) and set(names) <= {*every, *real_models.MODELS},
+        message=f"must be names out of {','.join(every)}, or of their models, with commas between",
         flag_values=flag_values,
     )
     flags.DEFINE_integer(
@@ -198,7 +259,7 @@ def define_flags(flag_values):
     flags.DEFINE_integer(
         "passes", None, "Processes per peer; 3, with --quick 1.", lower_bound=1, **options
     )
-    flags.DEFINE_bool("quick", False, "Short chunks and few rounds, to see it work.", **options)
+    flags.DEFINE_bool("quick", False, "DiceSGD alone, few rounds, no memory.", **options)
     flags.DEFINE_bool("peers", False, "Measure other packages as well.", **options)
     flags.DEFINE_bool(
         "jit_compile",

@@ -9,6 +9,7 @@ import keras
 import models
 import numpy as np
 import protocol
+import real_models
 
 import dice_tf
 from dice_tf.errors import DicePrivacyError
@@ -17,6 +18,20 @@ _OPTIMIZERS = {
     "sgd": (keras.optimizers.SGD, dice_tf.DiceSGDOptimizer),
     "adam": (keras.optimizers.Adam, dice_tf.DiceAdamOptimizer),
 }
+_WARM_BATCH = 16
+
+
+def build(name):
+    """Returns a new model by its name."""
+    if name in real_models.MODELS:
+        return real_models.MODELS[name].build()
+    return models.build(keras, name)
+
+
+def make_examples(cell):
+    """Returns inputs and labels for the model of a cell."""
+    source = real_models if cell["model"] in real_models.MODELS else protocol
+    return source.make_examples(cell["model"], cell["batch"])
 
 
 def compiled_model(cell, private):
@@ -34,7 +49,7 @@ def compiled_model(cell, private):
         )
     else:
         optimizer = plain_class(learning_rate=1e-3)
-    model = models.build(keras, cell["model"])
+    model = build(cell["model"])
     # Unless asked otherwise, what a user gets who does not think about it.
     model.compile(
         optimizer,
@@ -55,15 +70,15 @@ def measure_ratio(cell):
 
     Returns:
         Dict with median times of a step in milliseconds, median and range of their ratio
-        over the rounds, and the ratio of the time that all cores spent.
+        over the rounds, the ratio of the time that all cores spent, and seconds of a `fit` of
+        one batch: the first, and later ones (in milliseconds).
     """
-    x, y = protocol.make_examples(cell["model"], cell["batch"])
+    x, y = make_examples(cell)
+    pair, firsts = _first_steps(cell, x, y)
+    laters = _later_fits(cell, pair, x, y)
     plain, private = (
-        protocol.Trainer(
-            *protocol.keras_run(keras, compiled_model(cell, private), x, y, cell["batch"]),
-            cell["seconds"],
-        )
-        for private in (False, True)
+        protocol.Trainer(*protocol.keras_run(keras, model, x, y, cell["batch"]), cell["seconds"])
+        for model in pair
     )
     times = []
     for i in range(cell["rounds"]):
@@ -80,8 +95,35 @@ def measure_ratio(cell):
         "lowest_ratio": ratios[:, 0].min(),
         "highest_ratio": ratios[:, 0].max(),
         "processor_ratio": np.median(ratios[:, 1]),
+        "plain_first_s": firsts[0],
+        "private_first_s": firsts[1],
+        "first_ratio": firsts[1] / firsts[0],
+        "plain_fit_ms": laters[0],
+        "private_fit_ms": laters[1],
     }
     return {name: float(value) for name, value in result.items()}
+
+
+def _first_steps(cell, x, y):
+    """Returns a plain and a private model that took a step, and the seconds until then.
+
+    Models of their own go before, so that none pays for what is loaded once per process.
+    """
+    for private in (False, True):
+        warm = compiled_model({**cell, "model": "mlp", "batch": _WARM_BATCH}, private)
+        examples = protocol.make_examples("mlp", _WARM_BATCH)
+        protocol.seconds_of_fit(warm, *examples, _WARM_BATCH)
+    pair = [compiled_model(cell, private) for private in (False, True)]
+    return pair, [protocol.seconds_of_fit(model, x, y, cell["batch"]) for model in pair]
+
+
+def _later_fits(cell, pair, x, y):
+    """Returns the median milliseconds of later calls of `fit` with one batch, in turns."""
+    times = [
+        [1e3 * protocol.seconds_of_fit(model, x, y, cell["batch"]) for model in pair]
+        for _ in range(1 + 2 * cell["rounds"])
+    ]
+    return np.median(times, axis=0)
 
 
 def measure_alone(cell):
@@ -93,7 +135,7 @@ def measure_alone(cell):
     Returns:
         Dict with time, examples per second and memory.
     """
-    x, y = protocol.make_examples(cell["model"], cell["batch"])
+    x, y = make_examples(cell)
     model = compiled_model(cell, cell["private"])
     before = protocol.memory_mib(peak=False)
     run = protocol.keras_run(keras, model, x, y, cell["batch"])

@@ -80,6 +80,11 @@ class Trainer:
         return 1e3 * self._run(self.steps)
 
 
+def first_rows(x, count):
+    """Returns the first rows of an array, or of each in a dict of arrays."""
+    return {name: v[:count] for name, v in x.items()} if isinstance(x, dict) else x[:count]
+
+
 def keras_run(keras, model, x, y, batch):
     """Returns a function that takes steps with stock `fit`.
 
@@ -89,7 +94,7 @@ def keras_run(keras, model, x, y, batch):
     Args:
         keras: The module.
         model: Compiled model.
-        x: Inputs.
+        x: Inputs, an array or a dict of arrays.
         y: Labels.
         batch: Int.
     """
@@ -104,11 +109,18 @@ def keras_run(keras, model, x, y, batch):
     def run(steps):
         ends.clear()
         count = (steps + 1) * batch
-        model.fit(x[:count], y[:count], batch_size=batch, epochs=1, shuffle=False, verbose=0,
-                  callbacks=[Clock()])  # fmt: skip
+        model.fit(first_rows(x, count), y[:count], batch_size=batch, epochs=1, shuffle=False,
+                  verbose=0, callbacks=[Clock()])  # fmt: skip
         return (ends[-1] - ends[0]) / steps
 
-    return run, len(x) // batch - 1
+    return run, len(y) // batch - 1
+
+
+def seconds_of_fit(model, x, y, batch):
+    """Returns how long stock `fit` takes for one batch, from the call to its return."""
+    start = time.perf_counter()
+    model.fit(first_rows(x, batch), y[:batch], batch_size=batch, shuffle=False, verbose=0)
+    return time.perf_counter() - start
 
 
 def loop_run(step, finish, x, y, batch):

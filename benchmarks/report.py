@@ -24,7 +24,17 @@ _RATIO_COLUMNS = {
     "memory_ratio": "memory ratio",
     "plain_mib": "Keras MiB",
     "private_mib": "private MiB",
+    "plain_first_s": "Keras first step, s",
+    "private_first_s": "private first step, s",
+    "first_ratio": "first step ratio",
+    "plain_fit_ms": "Keras fit of one batch, ms",
+    "private_fit_ms": "private fit of one batch, ms",
     "load": "load",
+}
+_REAL_COLUMNS = {
+    name: title
+    for name, title in _RATIO_COLUMNS.items()
+    if name not in ("optimizer", "engine", "method")
 }
 _SWEEP_COLUMNS = {
     "batch": "batch",
@@ -53,6 +63,7 @@ _PEER_COLUMNS = {
 }
 _TABLES = {
     "ratios": ("Against Keras without privacy", _RATIO_COLUMNS),
+    "real": ("Real models and single layers, DiceSGD against Keras SGD", _REAL_COLUMNS),
     "sweep": ("Batch sizes, on the CNN", _SWEEP_COLUMNS),
     "peers": ("Other packages", _PEER_COLUMNS),
 }
@@ -61,8 +72,10 @@ _TABLES = {
 def heading(environment):
     """Returns a line that says what the numbers depend on."""
     versions = ", ".join(f"{name} {v}" for name, v in environment["versions"].items())
+    extensions = f"; {environment['extensions']}" if environment["extensions"] else ""
     return (
-        f"{environment['date']}, {environment['cores']} cores ({environment['processor']}), "
+        f"{environment['date']}, {environment['cores']} cores "
+        f"({environment['processor']}{extensions}), "
         f"Python {environment['python']}, {versions}"
     )
 
@@ -81,6 +94,9 @@ def describe(result):
         text += f", {result['ratio']:.2f}x, processor {result['processor_ratio']:.2f}x"
         if "memory_ratio" in result:
             text += f", memory {result['memory_ratio']:.2f}x"
+        if "first_ratio" in result:
+            text += f", first step {result['plain_first_s']:.1f} s -> "
+            text += f"{result['private_first_s']:.1f} s"
         return f"{text} (load {result['load']:.1f})"
     if "ms" in result:
         return f"{text}{result['ms']:.1f} ms (load {result['load']:.1f})"

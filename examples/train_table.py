@@ -60,14 +60,19 @@ class Defaults(NamedTuple):
     feedback_steps: int
     head_share: float
     total_clip: float
-    learning_rate: float
 
 
 DEFAULTS = {
-    "flight": Defaults(1e-6, 4096, 5, 3, 0.5, 0.1, 40.0),
-    "aircraft": Defaults(1e-4, 256, 30, 3, 0.5, 0.1, 10.0),
+    "flight": Defaults(1e-6, 4096, 5, 3, 0.5, 0.1),
+    "aircraft": Defaults(1e-4, 256, 30, 3, 0.5, 0.1),
 }
-# Feedback delays gradients, and momentum on top of that sends the weights astray.
+LEARNING_RATES = {
+    ("flight", "dice"): 120.0,
+    ("flight", "dpsgd"): 40.0,
+    ("aircraft", "dice"): 40.0,
+    ("aircraft", "dpsgd"): 4.0,
+}
+# With delayed gradients, momentum did worse than a longer step.
 MOMENTUM = {"dice": 0.0, "dpsgd": 0.9}
 # Without privacy, for either unit.
 PLAIN_BATCH_SIZE, PLAIN_EPOCHS, PLAIN_LEARNING_RATE = 1024, 5, 1e-3
@@ -145,9 +150,13 @@ def make_optimizer(settings, plan, seed=None):
         plan: `dice_tf.PrivacyPlan`.
         seed: Int, or `None`.
     """
+    method = "dice" if plan.feedback_steps else "dpsgd"
+    rate = settings.learning_rate
+    if rate is None:
+        rate = LEARNING_RATES[settings.unit, method]
     return dice_tf.DiceSGDOptimizer(
-        learning_rate=keras.optimizers.schedules.CosineDecay(settings.learning_rate, plan.steps),
-        momentum=MOMENTUM["dice" if plan.feedback_steps else "dpsgd"],
+        learning_rate=keras.optimizers.schedules.CosineDecay(rate, plan.steps),
+        momentum=MOMENTUM[method],
         l2_norm_clip=settings.total_clip / (1 + plan.error_norm_clip_ratio),
         plan=plan,
         noise_seed=seed,
@@ -286,11 +295,17 @@ def define_flags(flag_values):
         ("feedback_steps", flags.DEFINE_integer, "dice: steps that feed a residual back."),
         ("head_share", flags.DEFINE_float, "dice: C1 as a part of --total_clip."),
         ("total_clip", flags.DEFINE_float, "C1 + C2; C1 alone for dpsgd."),
-        ("learning_rate", flags.DEFINE_float, "Learning rate at the start; falls to 0."),
     ):
         text += " Default: depends on the unit, see DEFAULTS."
         define(name, None, text, lower_bound=0, **options)
     private_run.define_accountant(flag_values)
+    flags.DEFINE_float(
+        "learning_rate",
+        None,
+        "Learning rate at the start; falls to 0. Default: see LEARNING_RATES.",
+        lower_bound=0,
+        **options,
+    )
     flags.DEFINE_integer(
         "rows_per_owner", 16, "Flights of an aircraft that take part at a time.", lower_bound=1,
         **options,

@@ -23,6 +23,7 @@ import models
 import noise
 import peers
 import protocol
+import real_models
 
 CELL = {
     "model": "tiny",
@@ -73,6 +74,10 @@ def test_private_and_plain_models_take_turns(tiny, monkeypatch, changes):
     assert result["lowest_ratio"] <= result["ratio"] <= result["highest_ratio"]
     plain, private = cell._OPTIMIZERS[changes.get("optimizer", "sgd")]
     assert trained[-4:] == [private, plain, plain, private]
+    # Small models first, so that none of the two pays for what a process loads once.
+    assert trained[:4] == [plain, private, plain, private]
+    firsts = result["private_first_s"], result["plain_first_s"]
+    assert min(firsts) > 0 and result["first_ratio"] == firsts[0] / firsts[1]
 
 
 def test_compiled_models_are_what_their_cell_says(tiny):
@@ -170,6 +175,60 @@ def test_cells_cover_models_methods_and_engines():
     assert {c["chunk_size"] for c in sweep} == {None, benchmark.SWEEP_CHUNK}
 
 
+def test_quick_runs_weigh_no_memory():
+    measured = []
+
+    def measure(script, specification):
+        measured.append(specification)
+        return dict(RATIO)
+
+    options = {"rounds": 2, "memory": False}
+    (result,) = benchmark.run_cells([CELL], options, lambda line: None, measure)
+    assert len(measured) == 1 and "memory_ratio" not in result
+
+
+def test_real_models_are_chosen_by_name_or_group():
+    cells = benchmark.real_cells(["ConvLSTM2D", "table"])
+    assert [c["model"] for c in cells] == ["ConvLSTM2D", "embedding of 20000"]
+    assert [c["batch"] for c in cells] == [32, 256]
+    assert benchmark.real_cells(["cnn", "sweep"]) == []
+    groups = {model.group for model in real_models.MODELS.values()}
+    assert groups | {"hub"} == set(real_models.GROUPS)
+    applications = [c["model"] for c in benchmark.real_cells(["applications"])]
+    assert applications == [
+        "MobileNetV2", "EfficientNetB0", "ResNet50", "DenseNet121", "ConvNeXtTiny"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["embedding of 20000", "LayerNormalization x 3"])
+def test_real_models_train_on_their_examples(name):
+    x, y = real_models.make_examples(name, 2)
+    specification = {**CELL, "model": name, "batch": 2}
+    model = cell.compiled_model(specification, private=True)
+    assert protocol.seconds_of_fit(model, x, y, 2) > 0
+    assert int(model.optimizer.iterations) == 1
+    assert model(protocol.first_rows(x, 2)).shape == (2, real_models.CLASSES)
+
+
+def test_masked_sequences_and_padding_go_together():
+    x, _ = real_models.make_examples("BiLSTM + BiGRU with masks", 4)
+    masked = x == 0
+    assert masked.any() and not masked[:, : x.shape[1] // 2].any()
+    assert (np.diff(masked.astype(int), axis=1) >= 0).all()
+    if "BertBackbone" in real_models.MODELS:
+        texts, _ = real_models.make_examples("BertBackbone", 4)
+        np.testing.assert_array_equal(texts["padding_mask"], texts["token_ids"] > 0)
+
+
+def test_what_decides_the_speed_of_products_is_named():
+    known = "fpu sse4_1 avx avx2 fma avx512f amx_tile avx512vbmi"
+    assert benchmark.vector_extensions(known) == "AVX, AVX2, FMA, AVX-512, AMX"
+    assert benchmark.vector_extensions("") == ""
+    environment = benchmark.environment()
+    heading = benchmark.report.heading({**environment, "extensions": "AVX2, AMX"})
+    assert environment["date"] in heading and "; AVX2, AMX)" in heading
+
+
 def peer_results(fail=()):
     milliseconds = iter(range(1, 1000))
 
@@ -236,18 +295,32 @@ def test_command_prints_tables_and_writes_files(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(benchmark, "run_cells", lambda *args: run_cells(*args, measure=measure))
     monkeypatch.setattr(peers, "run_passes", lambda *args: run_passes(*args, measure=measure))
     monkeypatch.setattr(peers, "ensure_environment", lambda *_: pathlib.Path("python"))
-    arguments = ["--quick", "--peers", "--models=cnn,sweep", f"--output_dir={tmp_path}/new"]
+    names = "cnn,sweep,ConvLSTM2D"
+    arguments = ["--rounds=1", "--peers", f"--models={names}", f"--output_dir={tmp_path}/new"]
     benchmark.run(parse(benchmark, *arguments))
     printed = capsys.readouterr().out
     assert "| cnn | 256 | sgd | layerwise | DiceSGD | 2.0 | 3.0 | 1.50 | 1.25 to 1.75 |" in printed
     assert "refused: It has no rule" in printed
     folder = tmp_path / "new"
     saved = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    assert {"environment", "options", "ratios", "sweep", "peers"} <= set(saved)
-    for name in ("ratios", "sweep", "peers"):
+    assert "| ConvLSTM2D | 32 | 2.0 | 3.0 | 1.50 |" in printed
+    assert {"environment", "options", "ratios", "real", "sweep", "peers"} <= set(saved)
+    for name in ("ratios", "real", "sweep", "peers"):
         with (folder / f"{name}.csv").open(encoding="utf-8") as file:
             assert len(list(csv.DictReader(file))) == len(saved[name])
+        if name == "real":
+            continue
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_quick_measures_dicesgd_alone(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(
+        benchmark, "run_cells", lambda cells, options, show: seen.extend(cells) or []
+    )
+    benchmark.run(parse(benchmark, "--quick", f"--output_dir={tmp_path}"))
+    assert {(c["method"], c["engine"]) for c in seen} == {("DiceSGD", "layerwise")}
+    assert {c["model"] for c in seen} == {*benchmark.MODELS, *real_models.MODELS}
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -264,7 +337,7 @@ def test_models_are_compiled_with_xla_if_asked(tiny, monkeypatch, tmp_path, aske
 
 def test_unknown_models_are_refused():
     with pytest.raises(flags.IllegalFlagValueError, match="must be names out of cnn,"):
-        parse(benchmark, "--models=cnn,resnet")
+        parse(benchmark, "--models=cnn,resnet50")
 
 
 def test_noise_is_timed_in_every_way(capsys):

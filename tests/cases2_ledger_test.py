@@ -20,6 +20,7 @@ import dice_tf
 from dice_tf import accounting
 from dice_tf.errors import AccountingError, SamplingError
 from dice_tf.ledger import provenance
+from dice_tf.training import error_slots
 
 N, B, DELTA = 80, 10, 1e-3
 RANDOM = np.random.default_rng(0)
@@ -433,7 +434,7 @@ def test_b10_steps_that_were_compiled_before_feed_back_nothing_old():
     steps["head"]()
     state = model.optimizer._private
     assert int(state.error_step) != int(model.optimizer.iterations)
-    values = model.optimizer._values_of(model.optimizer.errors)
+    values = error_slots.values(model.optimizer, model.optimizer.errors)
     assert not any(np.any(value) for value in values)
     assert record(model)["steps"] == 3 and int(state.process_draws) == 3
 

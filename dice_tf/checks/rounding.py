@@ -21,6 +21,46 @@ DRAWS = 12
 _SIZES = {"float64": 2.0**-48, "float32": 2.0**-19, "float16": 2.0**-9, "bfloat16": 2.0**-7}
 
 
+def size(model):
+    """Returns by how much a number is changed at most, relative to it, for the dtypes of a model.
+
+    Args:
+        model: A Keras model.
+    """
+    dtypes = {layer.compute_dtype for layer in model._flatten_layers()}
+    return max(_SIZES.get(dtype, 0.0) for dtype in dtypes | {"float32"})
+
+
+def has_fractions(x):
+    """Whether some numbers of an eager nest are not whole, so that they are no indices."""
+    floats = [t for t in tf.nest.flatten(x) if t is not None and t.dtype.is_floating]
+    return any(bool(tf.reduce_any(tf.round(t) != t)) for t in floats)
+
+
+def perturbed(x, size, seed):
+    """Returns a nest of tensors with fractions changed by a few last bits.
+
+    Args:
+        x: Nest of tensors, or `None`.
+        size: Float, the largest change, relative to a number.
+        seed: Two ints, or an int32 tensor `[2]`.
+    """
+    count = iter(range(2**30))
+    seed = tf.convert_to_tensor(seed, tf.int32)
+
+    def perturb(tensor):
+        if tensor is None or not tensor.dtype.is_floating:
+            return tensor
+        noise = tf.random.stateless_uniform(
+            tf.shape(tensor), seed + [next(count), 0], -size, size, tf.float32
+        )
+        # Whole numbers may be indices.
+        keep = tf.round(tensor) == tensor
+        return tf.where(keep, tensor, tensor * tf.cast(1.0 + noise, tensor.dtype))
+
+    return tf.nest.map_structure(perturb, x)
+
+
 def perturbed_gradient(model, x, y, rows_per_unit=1):
     """Returns a function for the gradient of one example with inputs and weights perturbed.
 
@@ -33,30 +73,15 @@ def perturbed_gradient(model, x, y, rows_per_unit=1):
     Returns:
         Function `(x, y, seed) -> gradient`, flat, with `seed` an int32 tensor `[2]`.
     """
-    dtypes = {layer.compute_dtype for layer in model._flatten_layers()}
-    size = max(_SIZES.get(dtype, 0.0) for dtype in dtypes | {"float32"})
-    variables = model.trainable_variables
+    most, variables = size(model), model.trainable_variables
     others = [v for v in model.variables if all(v is not t for t in variables)]
 
     def gradient(x, y, seed):
-        count = iter(range(2**30))
-
-        def perturb(tensor):
-            if tensor is None or not tensor.dtype.is_floating:
-                return tensor
-            noise = tf.random.stateless_uniform(
-                tf.shape(tensor), seed + [next(count), 0], -size, size, tf.float32
-            )
-            # Whole numbers may be indices.
-            keep = tf.round(tensor) == tensor
-            return tf.where(keep, tensor, tensor * tf.cast(1.0 + noise, tensor.dtype))
-
-        values = [perturb(tf.convert_to_tensor(v.value)) for v in variables]
-        state = [
-            *zip(variables, values),
-            *((v, perturb(tf.convert_to_tensor(v.value))) for v in others),
-        ]
-        x = tf.nest.map_structure(lambda t: t if t is None else perturb(t), x)
+        values, rest = (
+            [tf.convert_to_tensor(v.value) for v in listed] for listed in (variables, others)
+        )
+        values, rest, x = perturbed((values, rest, x), most, seed)
+        state = [*zip(variables, values, strict=True), *zip(others, rest, strict=True)]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values)
             with keras.StatelessScope(state):

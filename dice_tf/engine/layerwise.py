@@ -9,6 +9,7 @@ down ("ghost norms" and "book-keeping"). Layers without a closed form are differ
 one by one under `tf.vectorized_map`. What no layer call accounts for is refused.
 """
 
+import copy
 import functools
 from typing import Any
 
@@ -208,25 +209,54 @@ def _weighted_sums(parts, group_of, groups):
             return part.head_and_residual(weights[0], split)
         return part.weighted_sums(weights)
 
-    def flat_sums(clean):
-        sums = []
-        for key in keys:
-            each = [sums_of(clean(part), group_of[key]) for part in parts[key]]
-            of_kinds: Any = zip(*each, strict=True)
-            sums += [tf.add_n(s) if len(s) > 1 else s[0] for s in of_kinds]
-        return sums
-
     # A gradient that is broken in one group counts nowhere.
     finite = functools.reduce(tf.logical_and, [tf.math.is_finite(norms) for norms, _ in groups])
-    # A broken example has weight 0, but 0 * inf is NaN. Clearing its rows costs a copy of
-    # everything, so that is done only in batches that need it.
-    flat = (
+    cleared = _without_broken(parts, finite) if keys else parts
+    flat = []
+    for key in keys:
+        each = [sums_of(part, group_of[key]) for part in cleared[key]]
+        of_kinds: Any = zip(*each, strict=True)
+        flat += [tf.add_n(s) if len(s) > 1 else s[0] for s in of_kinds]
+    return [dict(zip(keys, flat[r::kinds], strict=True)) for r in range(kinds)]
+
+
+def _without_broken(parts, finite):
+    """Returns contributions in which the rows of broken examples are 0, if there are any.
+
+    A broken example has weight 0, but 0 * inf is NaN. Clearing its rows costs a copy of
+    everything, so that is done only in batches that need it. The branch is around what the
+    sums read, not around the sums: they would be traced, optimised and kept twice.
+
+    Args:
+        parts: `{id: contributions}`, by variable.
+        finite: Bool `[units]`.
+    """
+    listed = [part for of_variable in parts.values() for part in of_variable]
+    names = [
+        [name for name, value in vars(part).items() if tf.is_tensor(value) and _is_float(value)]
+        for part in listed
+    ]
+    read = lambda parts: [
+        getattr(part, name) for part, chosen in zip(parts, names, strict=True) for name in chosen
+    ]
+    broken = tf.logical_not(finite)
+    tensors = iter(
         tf.cond(
             tf.reduce_all(finite),
-            lambda: flat_sums(lambda part: part),
-            lambda: flat_sums(lambda part: part.without(tf.logical_not(finite))),
+            lambda: read(listed),
+            lambda: read([part.without(broken) for part in listed]),
         )
-        if keys
-        else []
     )
-    return [dict(zip(keys, flat[r::kinds], strict=True)) for r in range(kinds)]
+    copies = {}
+    for part, chosen in zip(listed, names, strict=True):
+        copies[id(part)] = copy.copy(part)
+        for name in chosen:
+            tensor, shape = next(tensors), getattr(part, name).shape
+            if tensor.shape.rank is None or tensor.shape.as_list() != shape.as_list():
+                tensor = tf.ensure_shape(tensor, shape)
+            setattr(copies[id(part)], name, tensor)
+    return {key: [copies[id(part)] for part in parts[key]] for key in parts}
+
+
+def _is_float(tensor):
+    return tensor.dtype.is_floating

@@ -76,7 +76,7 @@ def contributions(layer, call):
         gates = tf.reverse(cotangents, [1])
     steps = (cell.strides, cell.dilation_rate, cell.padding)
     ones = (1,) * cell.rank
-    products = [
+    products: list[Any] = [
         (cell.kernel, _product(cell, cell.kernel, call.inputs, cotangents, *steps)),
         (cell.recurrent_kernel,
          _product(cell, cell.recurrent_kernel, before, gates, ones, ones, "same")),

@@ -9,20 +9,20 @@ import dataclasses
 import functools
 import math
 from typing import Any
-import warnings
 
 import keras
 import tensorflow as tf
 
 from dice_tf import accounting
 from dice_tf.accounting.epsilon import check_accountant
-from dice_tf.accounting.events import check_delta, check_group_size, check_sampling
+from dice_tf.accounting.events import check_delta, check_group_size
 from dice_tf.checks.arguments import check_integer, check_number
-from dice_tf.errors import AccountingError, MechanismError, NoisyPlanWarning, SamplingError
+from dice_tf.errors import AccountingError, MechanismError, SamplingError
 from dice_tf.mechanism import PRIVACY_ARGUMENTS, DiceMechanism, PiecewiseSchedule, clip_rules
 from dice_tf.mechanism.clipping import Clip
 from dice_tf.mechanism.schedules import schedule_of
 from dice_tf.plan import choices, report
+from dice_tf.plan.callback import PlanCallback
 from dice_tf.sampling import CyclicPoissonSampling, PoissonSampling, Sampling
 from dice_tf.training.epsilon_callback import EpsilonCallback
 from dice_tf.training.optimizer_arguments import same_value
@@ -140,7 +140,7 @@ class PrivacyPlan:
                 "`noise_multiplier`, from which epsilon follows, and not both. Received: "
                 f"target_epsilon={target_epsilon!r}, noise_multiplier={noise_multiplier!r}."
             )
-        num_examples, batch_size = _sizes(num_examples, batch_size, sampling)
+        num_examples, batch_size = choices.sizes(num_examples, batch_size, sampling)
         store("group_size", check_group_size(group_size, num_examples))
         store("schedule", schedule_of(schedule))
         store("num_examples", num_examples)
@@ -156,7 +156,7 @@ class PrivacyPlan:
             target_epsilon = check_number("target_epsilon", target_epsilon, error=AccountingError)
         if feedback_steps is None:
             target = 2.0 if target_epsilon is None else target_epsilon
-            feedback_steps, why = self._choose_feedback_steps(ratio, sampling, target)
+            feedback_steps, why = choices.feedback_steps_and_reason(self, ratio, sampling, target)
             if ratio and not feedback_steps:
                 feedback_steps, why = 1, "as error_norm_clip_ratio is above 0"
             self._why["feedback_steps"] = why
@@ -189,27 +189,6 @@ class PrivacyPlan:
             )
         store("target_epsilon", target_epsilon)
         store("noise_multiplier", noise_multiplier)
-
-    def _choose_feedback_steps(
-        self, ratio: float | None, sampling: Sampling | None, target_epsilon: float
-    ) -> tuple[int, str]:
-        """Returns a number of feedback steps, and why it is that."""
-        if ratio == 0:
-            return 0, "as error_norm_clip_ratio is 0"
-        if sampling is not None and sampling.num_groups > 1:
-            return sampling.num_groups - 1, "one less than groups"
-        if sampling is not None:
-            return 0, "as it pays with groups only"
-        steps = self.epochs * max(1, round(self.num_examples / self.batch_size))
-        feedback_steps = choices.feedback_steps(
-            self.num_examples,
-            self.batch_size,
-            self.epochs,
-            self.delta,
-            target_epsilon,
-            self.group_size,
-        )
-        return feedback_steps, f"chosen for about {steps} steps on {self.num_examples} examples"
 
     def _make_sampling(self) -> Sampling:
         groups = self.feedback_steps + 1
@@ -311,7 +290,7 @@ class PrivacyPlan:
         Before the first step it also refuses an optimizer with other privacy arguments, and
         warns if the noise drowns the signal in a model of that size.
         """
-        return _PlanCallback(self)
+        return PlanCallback(self)
 
     def epsilon(self, steps: int | None = None) -> float:
         """Returns epsilon by the accountant of the plan.
@@ -353,10 +332,18 @@ class PrivacyPlan:
         )
         callback.set_model(model)
         callback.accounted_steps()
-        self._check_follows(model)
+        self.check_follows(model)
         return str(callback.statement())
 
-    def _check_follows(self, model: keras.Model) -> None:
+    def check_follows(self, model: keras.Model) -> None:
+        """Refuses a model whose optimizer has other privacy arguments than this plan.
+
+        Args:
+            model: Model that is compiled with a private optimizer.
+
+        Raises:
+            MechanismError: If it does.
+        """
         actual = model.optimizer.mechanism
         planned = self.mechanism(actual.l2_norm_clip, actual.clipping, actual.noise_is_secret)
         different = [
@@ -405,64 +392,3 @@ class PrivacyPlan:
 
     def __str__(self) -> str:
         return report.report(self, self._why)
-
-
-class _PlanCallback(EpsilonCallback):
-    """The callback of a plan: that of its sampling, and two checks that need the model."""
-
-    def __init__(self, plan: PrivacyPlan) -> None:
-        super().__init__(
-            plan.sampling,
-            plan.delta,
-            plan.target_epsilon,
-            plan.accountant,
-            group_size=plan.group_size,
-        )
-        self._plan = plan
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Checks the optimizer against the plan, and the noise against the model."""
-        super().on_train_begin(logs)
-        model: Any = self.model
-        self._plan._check_follows(model)
-        parameters = sum(math.prod(v.shape) for v in model.trainable_variables)
-        if parameters and self._plan.signal_to_noise(parameters) < 1:
-            warnings.warn(
-                f"The noise drowns the signal {report.drowned(self._plan, parameters)}",
-                NoisyPlanWarning,
-                stacklevel=2,
-            )
-
-
-def _sizes(
-    num_examples: int | None, batch_size: int | None, sampling: Sampling | None
-) -> tuple[int, int]:
-    """Returns N and B, which are arguments of the plan, or of its sampling."""
-    if sampling is not None:
-        check_sampling(sampling)
-        own = {"num_examples": num_examples, "batch_size": batch_size}
-        its = {
-            "num_examples": sampling.num_examples,
-            "batch_size": sampling.expected_batch_size,
-        }
-        for name, value in own.items():
-            if value is not None and value != its[name]:
-                raise MechanismError(
-                    f"Argument `{name}` contradicts `sampling`, which has it already. Received: "
-                    f"{name}={value!r}, sampling={sampling!r}. Leave `{name}` out."
-                )
-        return its["num_examples"], its["batch_size"]
-    if num_examples is None or batch_size is None:
-        raise MechanismError(
-            "A plan needs `num_examples`, the size of the training data, and `batch_size`, or else "
-            f"`sampling`, which has both. Received: num_examples={num_examples!r}, "
-            f"batch_size={batch_size!r}."
-        )
-    num_examples = check_integer("num_examples", num_examples, error=SamplingError)
-    batch_size = check_integer("batch_size", batch_size, error=SamplingError)
-    if batch_size > num_examples:
-        raise SamplingError(
-            "Argument `batch_size` must not exceed `num_examples`. Received: "
-            f"batch_size={batch_size}, num_examples={num_examples}."
-        )
-    return num_examples, batch_size

@@ -15,6 +15,7 @@ its steps: only there does one see what a `map` makes of rows, and a second iter
 draws that no step trains on.
 """
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -29,7 +30,13 @@ from dice_tf.checks import precision
 from dice_tf.distribution import multi_worker, shared_backups, strategies
 from dice_tf.errors import OptimizerArgumentError
 from dice_tf.ledger import admission, fit_data, sampling_passes, units
-from dice_tf.training import class_weights, data_dependent_callbacks, dense, rebuilding
+from dice_tf.training import (
+    class_weights,
+    data_dependent_callbacks,
+    dense,
+    long_work,
+    rebuilding,
+)
 from dice_tf.training.epsilon_callback import EpsilonCallback
 from dice_tf.training.private_step import (
     compare_gradients,
@@ -127,6 +134,7 @@ def _fit(stock_fit):
             if samplings:
                 del given["class_weight"]
         with (
+            _verbosity(run_of(self), given.get("verbose", "auto")),
             sampling_passes.steps_of_fit(self, found, budgets),
             fit_data.typed_errors(),
             class_weights.typed_errors(),
@@ -134,6 +142,16 @@ def _fit(stock_fit):
             return stock_fit(**given)
 
     return fit
+
+
+@contextlib.contextmanager
+def _verbosity(run, verbose):
+    """Context in which the steps of a run may say what takes long, unless `verbose` is 0."""
+    before, run.talks = run.talks, verbose != 0
+    try:
+        yield
+    finally:
+        run.talks = before
 
 
 def _listed(callbacks):
@@ -236,6 +254,13 @@ def _one_step_at_a_time(model, function):
 def _checking_first(model, function):
     """Wraps a train function so that workers, then gradients, are checked before it steps."""
     is_first, optimizer, run = True, weakref.ref(model.optimizer), run_of(model)
+    work = f"the gradients of model '{model.name}' with those of single examples"
+    checking = f"dice_tf: comparing {work}, once before the first step."
+    building = f"dice_tf: building the private step of model '{model.name}', once."
+
+    def step(iterator, is_first):
+        with long_work.said(building, is_first and run.talks):
+            return function(iterator)
 
     @functools.wraps(function)
     def train_function(iterator):
@@ -251,7 +276,8 @@ def _checking_first(model, function):
         precision.check_float32_products()
         # A step compiled before a fork would go on with the key of both processes.
         model.optimizer._private.renew_keys_after_fork()
-        if is_first:
+        first = is_first
+        if first:
             # Once more than `fit` does: callbacks may have restored a state since.
             multi_worker.check_workers_agree(model)
             is_first = False
@@ -259,10 +285,11 @@ def _checking_first(model, function):
             batches = list(itertools.islice(iterator, model.steps_per_execution))
             for batch in batches:
                 if run.needs_comparison(model.optimizer):
-                    compare_gradients(model, batch)
+                    with long_work.said(checking, run.talks):
+                        compare_gradients(model, batch)
             if batches:
-                return function(_iterator_over(batches, iterator, model.distribute_strategy))
-        return function(iterator)
+                iterator = _iterator_over(batches, iterator, model.distribute_strategy)
+        return step(iterator, first)
 
     setattr(train_function, "checks_first", True)
     return train_function

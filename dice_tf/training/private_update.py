@@ -35,7 +35,13 @@ from dice_tf.mechanism import (
     feedback,
     noise,
 )
-from dice_tf.training import keras_trainer, optimizer_arguments, rebuilding, thresholds
+from dice_tf.training import (
+    error_slots,
+    keras_trainer,
+    optimizer_arguments,
+    rebuilding,
+    thresholds,
+)
 
 if TYPE_CHECKING:
     from dice_tf.mechanism.clipping import Clip
@@ -177,11 +183,7 @@ class PrivateUpdate(keras.optimizers.Optimizer if TYPE_CHECKING else object):
         again = rebuilding.unbuild(self) if self.built else None
         super().build(variables)
         if self._mechanism.error_norm_clip > 0:
-            private.errors = [
-                self._add_error(variable, delay)
-                for delay in range(1, self._mechanism.feedback_steps + 1)
-                for variable in variables
-            ]
+            private.errors = error_slots.add(self, variables)
         if again is None:
             private.make_counts()
             known_record = private.first_record
@@ -226,18 +228,6 @@ class PrivateUpdate(keras.optimizers.Optimizer if TYPE_CHECKING else object):
             # Keras begins averages at the first step of the optimizer, not of the variable.
             slots[key].assign(reference_variable)
         return slots[key]
-
-    def _add_error(self, variable, delay):
-        # Not `add_variable`: Keras writes the variables it tracks into every kind of file.
-        suffix = "error" if delay == 1 else f"error_{delay}"
-        with self._distribution_strategy.extended.colocate_vars_with(variable.value):
-            return keras.Variable(
-                initializer="zeros",
-                shape=variable.shape,
-                dtype="float32",
-                trainable=False,
-                name=f"{variable.path.replace('/', '_')}_{suffix}",
-            )
 
     def apply(self, grads, trainable_variables=None):
         """Refuses: gradients of a batch were not clipped per example.
@@ -291,8 +281,8 @@ class PrivateUpdate(keras.optimizers.Optimizer if TYPE_CHECKING else object):
         within = reduced[len(heads) + len(residuals) :]
 
         slots = [self._get_variable_index(variables[i]) for i in used]
-        errors, forgotten = self._errors_of(slots)
-        values = thresholds.rescaled(self, self._values_of(errors), slots, now)
+        errors, forgotten = error_slots.used_and_others(self, slots)
+        values = thresholds.rescaled(self, error_slots.values(self, errors), slots, now)
         direction, new_errors = feedback.direction_and_errors(heads, residuals, values, mechanism)
         noisy, stddev = None, mechanism.noise_stddev
         stddev = stddev if now is None else stddev * now.noise
@@ -333,33 +323,6 @@ class PrivateUpdate(keras.optimizers.Optimizer if TYPE_CHECKING else object):
         with tf.control_dependencies([heads[0]]):
             strategies.assign_on_every_replica(*map(list, zip(*updates)))
             super().apply(direction, [variables[i] for i in used])
-
-    def _errors_of(self, slots):
-        """Returns the error variables of the variables in `slots`, and those of all others.
-
-        The others are to be forgotten: kept until their variables get gradients again, they
-        would be released later than the accountant assumes.
-        """
-        errors, count = self.errors, len(self._trainable_variables)
-        delays = range(0, len(errors), count)
-        unused = sorted(set(range(count)) - set(slots))
-        return tuple([errors[d + i] for d in delays for i in chosen] for chosen in (slots, unused))
-
-    def _values_of(self, errors):
-        """Returns the values of error variables, zeros if the step before was another one.
-
-        `tf.train.Checkpoint.restore` takes weights and counts back and leaves the error: an
-        example of a discarded step could then be drawn while its residual is fed back.
-        """
-        values = [tf.convert_to_tensor(error.value) for error in errors]
-        if not values:
-            return values
-        # A branch, because a product would cost one more pass over all parameters.
-        return tf.cond(
-            tf.equal(self._private.error_step.value, tf.cast(self._iterations.value, tf.int64)),
-            lambda: values,
-            lambda: [tf.zeros_like(value) for value in values],
-        )
 
     def _all_reduce_sum_gradients(self, grads_and_vars):
         # Keras would add the direction up over replicas here. It is already the same on

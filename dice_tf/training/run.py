@@ -44,6 +44,7 @@ class Run:
             and how often this one was built by then; `None` before the first `fit`.
         trained_by: Weak reference to the private optimizer of its last `fit`, or `None`.
         steps: Int, the steps that this one had made.
+        talks: Whether it is in a `fit` that may print.
     """
 
     checks: Checks | None = None
@@ -51,6 +52,7 @@ class Run:
     traced_for: tuple | None = None
     trained_by: Any = None
     steps: int = 0
+    talks: bool = False
 
     def needs_comparison(self, optimizer):
         """Whether gradients are still to be compared, and `optimizer` asks for it."""

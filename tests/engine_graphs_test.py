@@ -1,0 +1,45 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""What the layer-wise engine must not add to a graph, because it costs time in every step."""
+
+import keras
+from keras import layers as L
+import pytest
+import tensorflow as tf
+
+from dice_tf.engine import layerwise
+
+
+def traced(model):
+    """Returns the graph of the gradient sums."""
+    model.compile(loss="mse")
+    outputs = model.compute_output_shape((None, *model.input_shape[1:]))
+    model._compile_loss.build(tf.zeros([2, *outputs[1:]]), tf.zeros([2, *outputs[1:]]))
+    step = lambda x, y: layerwise.weighted_gradient_sums(
+        model, x, y, None, lambda norms: (tf.ones_like(norms), None)
+    )
+    shapes = [(None, *model.input_shape[1:]), (None, *outputs[1:])]
+    function = tf.function(step, autograph=False)
+    return function.get_concrete_function(*map(tf.TensorSpec, shapes)).graph
+
+
+def test_loops_are_not_wrapped_for_gradients_of_gradients():
+    graph = traced(keras.Sequential([keras.Input((4, 3)), L.LSTM(3), L.Dense(2)]))
+    assert any(operation.type == "While" for operation in graph.get_operations())
+    names = [f.signature.name for f in graph.as_graph_def().library.function]
+    assert not [name for name in names if "cflow_gradient_wrapper" in name]
+
+
+def test_only_the_activation_reads_what_goes_into_it():
+    model = keras.Sequential(
+        [keras.Input((6, 6, 3)), L.Conv2D(4, 3, activation="relu"), L.Flatten(),
+         L.Dense(5, activation="relu"), L.Dense(2)]
+    )  # fmt: skip
+    relus = [op for op in traced(model).get_operations() if op.type == "Relu"]
+    assert len(relus) == 2
+    for relu in relus:
+        assert relu.inputs[0].consumers() == [relu]
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

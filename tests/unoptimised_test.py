@@ -1,0 +1,91 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""The check of the first batch compiles nothing that runs a few times only, and changes no other.
+
+What it compares stays the engine's own code: the same values, from the same formulas.
+"""
+
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
+from tensorflow.python.eager import context as eager_context
+
+from dice_tf.checks import rounding
+from dice_tf.checks.unoptimised import unoptimised
+from dice_tf.engine import gram
+
+RANDOM = np.random.default_rng(0)
+
+
+def rewrites():
+    """Whether TensorFlow rewrites new functions of this thread before their first run."""
+    options = eager_context.context().function_call_options.config_proto_serialized
+    config = config_pb2.ConfigProto.FromString(options)
+    return not config.graph_options.rewrite_options.disable_meta_optimizer
+
+
+def in_another_thread(function):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def test_only_this_thread_and_only_inside():
+    assert rewrites()
+    with unoptimised():
+        assert not rewrites()
+        assert in_another_thread(rewrites)
+        with unoptimised():
+            assert not rewrites()
+        assert not rewrites()
+    assert rewrites()
+    with pytest.raises(ValueError), unoptimised():
+        raise ValueError
+    assert rewrites()
+
+
+def compiles_norms():
+    """Whether norms of a size that is worth it would be compiled by XLA."""
+    factors = [tf.constant(RANDOM.normal(size=(3, 64, 160)).astype("float32")) for _ in range(2)]
+    graph = tf.function(gram.squared_norms).get_concrete_function(*factors).graph.as_graph_def()
+    attributes = [f.attr for f in graph.library.function]
+    return any(a["_XlaMustCompile"].b for a in attributes if "_XlaMustCompile" in a)
+
+
+@pytest.mark.skipif(not gram.worth_compiling(64, 160, 160), reason="no XLA for norms here")
+def test_norms_are_the_same_without_xla():
+    factors = [tf.constant(RANDOM.normal(size=(3, 64, 160)).astype("float32")) for _ in range(2)]
+    expected = np.linalg.norm(np.matmul(np.swapaxes(factors[0], 1, 2), factors[1]), axis=(1, 2))
+    assert compiles_norms()
+    with unoptimised():
+        assert not compiles_norms()
+        assert in_another_thread(compiles_norms)
+        norms = tf.function(gram.squared_norms)(*factors).numpy() ** 0.5
+    np.testing.assert_allclose(norms, expected, rtol=2e-3)
+    np.testing.assert_allclose(norms, gram.squared_norms(*factors).numpy() ** 0.5, rtol=1e-5)
+    assert compiles_norms()
+
+
+def test_a_few_last_bits_of_fractions_are_changed_and_indices_are_not():
+    x = {"a": tf.constant([[0.3, 7.0, -2.6]]), "ids": tf.constant([[4, 5]]), "none": None}
+    for size in (2.0**-19, 2.0**-7):
+        first, again, other = (
+            rounding.perturbed(x, size, seed) for seed in ((1, 2), (1, 2), (1, 3))
+        )
+        changes = (first["a"] / x["a"] - 1).numpy()[0]
+        assert changes[1] == 0 and 0 < np.abs(changes).max() <= 1.01 * size
+        np.testing.assert_array_equal(first["a"], again["a"])
+        assert (first["a"] != other["a"]).numpy().any()
+        np.testing.assert_array_equal(first["ids"], x["ids"])
+        assert first["none"] is None
+    assert rounding.has_fractions(x)
+    assert not rounding.has_fractions({"a": tf.constant([[1.0, 2.0]]), "ids": x["ids"]})
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
