@@ -85,7 +85,7 @@ def test_a_wrong_rule_is_found_as_the_page_says(monkeypatch):
             dice_tf.check_gradients(model, batch)
 
 
-@pytest.mark.parametrize("name", list(figures.TABLES))
+@pytest.mark.parametrize("name", ["variations", "batches"])
 def test_tables_are_what_the_script_prints(name):
     printed = figures.TABLES[name]().splitlines()
     (text,) = re.findall(rf"<!-- table: {name} -->\n((?:\|.*\n)+)", PAGE)

@@ -259,7 +259,9 @@ def _checking_first(model, function):
     building = f"dice_tf: building the private step of model '{model.name}', once."
 
     def step(iterator, is_first):
-        with long_work.said(building, is_first and run.talks):
+        if not is_first:
+            return function(iterator)
+        with long_work.said(building, run.talks):
             return function(iterator)
 
     @functools.wraps(function)
