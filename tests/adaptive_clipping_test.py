@@ -314,15 +314,44 @@ def test_residuals_are_kept_below_thresholds_that_anybody_assigned():
     stored = [tf.convert_to_tensor(e.value) for e in optimizer.errors]
     optimizer._threshold_factors.assign([1e-3])
     now = thresholds.current(optimizer, None, None)
-    values = thresholds.rescaled(optimizer, stored, slots, now)
+    values = thresholds.rescaled(optimizer, stored, slots, now, None, slots)
     assert 0 < np.linalg.norm(flat(stored)) <= 0.4
     np.testing.assert_allclose(flat(values), 1e-3 * flat(stored), rtol=1e-6)
     assert np.all(np.abs(flat(values)) <= 1e-3 * np.abs(flat(stored)))
     # Larger thresholds leave them as they are.
     optimizer._threshold_factors.assign([7.0])
     now = thresholds.current(optimizer, None, None)
-    values = thresholds.rescaled(optimizer, stored, slots, now)
+    values = thresholds.rescaled(optimizer, stored, slots, now, None, slots)
     np.testing.assert_array_equal(flat(values), flat(stored))
+
+
+def test_a_layer_that_is_thawed_in_part_keeps_residuals_below_its_threshold():
+    """Its variables have factors of their own in the state, and are clipped to one of them."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    rule = AdaptiveClipping(
+        target_quantile=0.1, learning_rate=2.0, count_noise_multiplier=1e-3, per_layer=True
+    )
+    optimizer = dice_tf.DiceSGDOptimizer(
+        learning_rate=0.0, l2_norm_clip=1.0, noise_multiplier=1e-6, expected_batch_size=4,
+        clipping=rule, self_check=False)  # fmt: skip
+    model.compile(optimizer, loss="mse", run_eagerly=True)
+    layer, x = model.layers[0], tf.fill((4, 2), 1e-3)
+    layer.kernel.assign(tf.zeros((2, 1)))
+    layer.kernel.trainable = False
+    for _ in range(3):
+        dice_tf.private_train_step(model, (x, tf.fill((4, 1), 1e-9)))
+    (learned,) = optimizer._threshold_factors.numpy()
+    layer.kernel.trainable = True
+    dice_tf.private_train_step(model, (x, tf.constant([[1e-9], [1e-9], [1e-9], [50.0]])))
+    variables, groups = model.trainable_variables, optimizer.mechanism.clip.groups(model)
+    now = thresholds.current(optimizer, groups, variables)
+    slots = [optimizer._get_variable_index(v) for v in variables]
+    stored = [tf.convert_to_tensor(e.value) for e in optimizer.errors]
+    values = thresholds.rescaled(optimizer, stored, slots, now, groups, variables)
+    assert learned < 0.01 and 0.1 < now.factors.numpy() < 0.5
+    # One example's, so no longer than C2 of the step that releases it.
+    assert 0.2 < 4 * np.linalg.norm(flat(stored))
+    assert 4 * np.linalg.norm(flat(values)) <= float(now.factors[0])
 
 
 def test_a_schedule_goes_on_where_epsilon_counts_after_a_cycle_that_was_cut_short():

@@ -79,9 +79,10 @@ def _is_known(event):
         return all(map(_is_known, event.events))
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
         return _is_known(event.event)
-    one = event.event if isinstance(event, dp_accounting.PoissonSampledDpEvent) else event
+    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+        return isinstance(event.event, dp_accounting.GaussianDpEvent)
     return isinstance(
-        one, (dp_accounting.GaussianDpEvent, random_allocation.RandomAllocationDpEvent)
+        event, (dp_accounting.GaussianDpEvent, random_allocation.RandomAllocationDpEvent)
     )
 
 

@@ -282,7 +282,8 @@ class PrivateUpdate(keras.optimizers.Optimizer if TYPE_CHECKING else object):
 
         slots = [self._get_variable_index(variables[i]) for i in used]
         errors, forgotten = error_slots.used_and_others(self, slots)
-        values = thresholds.rescaled(self, error_slots.values(self, errors), slots, now)
+        values = error_slots.values(self, errors)
+        values = thresholds.rescaled(self, values, slots, now, groups, variables)
         direction, new_errors = feedback.direction_and_errors(heads, residuals, values, mechanism)
         noisy, stddev = None, mechanism.noise_stddev
         stddev = stddev if now is None else stddev * now.noise

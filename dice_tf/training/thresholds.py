@@ -141,7 +141,14 @@ def _first_slots(optimizer, groups, variables):
     ]
 
 
-def rescaled(optimizer: Any, errors: list[Any], slots: list[int], now: Moved | None) -> list[Any]:
+def rescaled(
+    optimizer: Any,
+    errors: list[Any],
+    slots: list[int],
+    now: Moved | None,
+    groups: Any,
+    variables: list[Any],
+) -> list[Any]:
     r"""Returns errors times \(\min(1, c_t / c_{t-1})\), by their variables.
 
     Args:
@@ -149,11 +156,13 @@ def rescaled(optimizer: Any, errors: list[Any], slots: list[int], now: Moved | N
         errors: List of tensors: those of all variables in `slots`, delay by delay.
         slots: Numbers of variables in the optimizer.
         now: What `current` returned.
+        groups: What `mechanism.clip.groups` returned.
+        variables: The model's trainable variables.
     """
     if now is None or not errors:
         return errors
     kept = tf.convert_to_tensor(optimizer._private.error_factors.value)
-    ratio = tf.math.divide_no_nan(_by_slot(optimizer, now), kept)
+    ratio = tf.math.divide_no_nan(_by_slot(optimizer, now.factors, groups, variables), kept)
     # Down, so that no rounding makes a residual longer than its threshold.
     ratio = tf.where(ratio < 1.0, _DOWN * ratio, tf.ones_like(ratio))
     if ratio.shape[0] == 1:
@@ -161,12 +170,19 @@ def rescaled(optimizer: Any, errors: list[Any], slots: list[int], now: Moved | N
     return [error * ratio[slots[i % len(slots)]] for i, error in enumerate(errors)]
 
 
-def _by_slot(optimizer, now):
-    """Returns the factors of this step as the state has them: one, or one per variable."""
+def _by_slot(optimizer, of_groups, groups, variables):
+    """Returns factors of groups as the state has them: one, or one per variable.
+
+    Those that were used: variables of one layer may have other ones in the state, after one of
+    them was thawed.
+    """
     clip = optimizer._mechanism.clip
-    if isinstance(clip, AdaptiveClipping):
-        return tf.convert_to_tensor(optimizer._threshold_factors.value)
-    return now.factors[:1]
+    if not (isinstance(clip, AdaptiveClipping) and clip.per_layer):
+        return of_groups[:1]
+    found = tf.unstack(tf.convert_to_tensor(optimizer._threshold_factors.value))
+    for variable, group in zip(variables, groups.of_variables, strict=True):
+        found[optimizer._get_variable_index(variable)] = of_groups[group]
+    return tf.stack(found)
 
 
 def noisy_counts(optimizer: Any, counts: Any, groups: Any, key: Any, draw: Any) -> Any:
@@ -198,19 +214,12 @@ def updates(
     """
     found = []
     if now is not None and optimizer._private.error_factors is not None:
-        found.append((optimizer._private.error_factors, _by_slot(optimizer, now)))
+        used = _by_slot(optimizer, now.factors, groups, variables)
+        found.append((optimizer._private.error_factors, used))
     if now is None or noisy is None:
         return found
     following = adaptive.next_factors(now.factors, noisy, optimizer._mechanism, groups)
-    if groups is not None:
-        group_of: dict[int, int] = {
-            optimizer._get_variable_index(v): group
-            for v, group in zip(variables, groups.of_variables, strict=True)
-        }
-        old = tf.unstack(optimizer._threshold_factors.value)
-        following = tf.stack(
-            [following[group_of[i]] if i in group_of else one for i, one in enumerate(old)]
-        )
+    following = _by_slot(optimizer, following, groups, variables)
     return [*found, (optimizer._threshold_factors, following)]
 
 
