@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util
 
 from dice_tf.checks.arguments import check_integer
 
@@ -134,10 +133,9 @@ def _compiled_draws(size):
     def draw(key, counter, stddev):
         # A cipher is one-to-one: no two (step, index) of a run share a seed.
         seed = tf.concat(threefry(key, counter[:1], counter[1:]), 0)
-        return tf.complex(*(stddev * part for part in _normal_pairs(seed, (size + 1) // 2)))
+        return stddev * standard_normal(seed, size)
 
-    pairs = tf.function(draw, jit_compile=xla_is_available(), autograph=False)
-    return lambda *arguments: _unpaired(pairs(*arguments), size)
+    return tf.function(draw, jit_compile=xla_is_available(), autograph=False)
 
 
 def xla_is_available():
@@ -147,13 +145,12 @@ def xla_is_available():
 
 
 def standard_normal(seed, size):
-    r"""Draws \(N(0, 1)\) by the Box-Muller transform of uniform draws, two at a time.
+    r"""Draws \(N(0, 1)\) by the Box-Muller transform of uniform draws.
 
-    \[w_{2j} = \sqrt{-2 \ln u_j} \sin(\pi s_j), \qquad
-      w_{2j+1} = \pm_j \sqrt{-2 \ln u_j} \cos(\pi s_j), \qquad
+    \[w_j = \sqrt{-2 \ln u_j} \sin(\pi s_j), \qquad
       u_j \in (0, 1),\quad s_j \in (-\tfrac12, \tfrac12)\]
 
-    The angle is one of half a turn, and a sign chooses the half.
+    Half a turn is enough, because the sine takes the same values on the other half.
     TensorFlow's own kernel gives \(u_j\) 23 random bits, so that no draw is beyond 5.65:
     an example that shifts a release past that edge would be found out with a
     probability that may exceed delta. Here \(u_j\) has 41 bits, and the edge is at 7.6.
@@ -167,34 +164,16 @@ def standard_normal(seed, size):
 
     Source: Box and Muller, Ann. Math. Statist. 29 (1958).
     """
-    return _unpaired(tf.complex(*_normal_pairs(seed, (size + 1) // 2)), size)
-
-
-def _normal_pairs(seed, count):
-    """Returns both draws of so many pairs, `[count]` each."""
-    entry = tf.cast(tf.range(count), tf.uint32)
+    entry = tf.cast(tf.range(size), tf.uint32)
     first, second = threefry(seed, entry, tf.zeros_like(entry))
-    # Of its word the sign takes one bit and the angle 22; 9 refine the radius where it is large.
+    # The angle takes 23 bits of its word; the other 9 refine the radius where it is large.
     shift = lambda word, bits: _to_float(tf.bitwise.right_shift(word, np.uint32(bits)))
-    low = lambda word, bits: tf.bitwise.bitwise_and(word, np.uint32(2**bits - 1))
-    fine = _to_float(low(first, 8)) + (_to_float(low(second, 9)) + 0.5) * 2.0**-9
+    low = lambda word, bits: _to_float(tf.bitwise.bitwise_and(word, np.uint32(2**bits - 1)))
+    fine = low(first, 8) + (low(second, 9) + 0.5) * 2.0**-9
     uniform = (shift(first, 8) * 2.0**8 + fine) * 2.0**-32
-    half_turns = (shift(low(second, 31), 9) + 0.5) * 2.0**-22 - 0.5
-    radius = tf.sqrt(-2.0 * tf.math.log(uniform))
-    sign = 1.0 - 2.0 * shift(second, 31)
-    sine = lambda s: s * tf.math.polyval(list(_SINE), tf.square(s))
-    return radius * sine(half_turns), radius * (sign * sine(0.5 - tf.abs(half_turns)))
-
-
-def _unpaired(pairs, size):
-    """Returns real and imaginary parts in turns: of complex numbers no copy is needed for it."""
-    if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
-        # XLA does not reinterpret complex numbers.
-        parts = tf.stack([tf.math.real(pairs), tf.math.imag(pairs)], -1)
-    else:
-        parts = tf.bitcast(pairs, tf.float32)
-    flat = tf.reshape(parts, [-1])
-    return flat if size % 2 == 0 else flat[:size]
+    half_turns = (shift(second, 9) + 0.5) * 2.0**-23 - 0.5
+    sine = half_turns * tf.math.polyval(list(_SINE), tf.square(half_turns))
+    return tf.sqrt(-2.0 * tf.math.log(uniform)) * sine
 
 
 def _to_float(word):
