@@ -83,6 +83,7 @@ CONTENTS = {
         "user_guide",
         "choosing_the_clip",
         "adaptive_clipping",
+        "random_allocation",
         "your_data_on_disk",
         "Private tables <tables>",
         "Units <units>",
