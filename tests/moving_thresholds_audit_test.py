@@ -110,7 +110,7 @@ def test_units_that_meet_their_own_residual_stay_below_the_sum():
 
 def test_the_claim_is_false_without_the_rescaling(monkeypatch):
     """Mutation: were residuals left as they are, the windows of the test above would break it."""
-    monkeypatch.setattr(thresholds, "rescaled", lambda optimizer, errors, slots, now: errors)
+    monkeypatch.setattr(thresholds, "rescaled", lambda optimizer, errors, *rest: errors)
     random = np.random.default_rng(1)
     found = list(windows(False, 1, ratio=1.5, random=random, pairs=4))
     assert max(shift / claim for shift, claim in found) > 5
