@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""`AdaptiveClipping`: thresholds that follow a quantile of the norms, by a noisy count.
 
-Every unit says, by \(b_i = \pm\tfrac12\), whether its norm was within the threshold. The noisy
+Every unit says, by \(b_i = \pm\frac{1}{2}\), whether its norm was within the threshold. The noisy
 sum of these is released beside the gradients, and the next threshold is computed from what was
 released. So each threshold is public when it is used, and noise and residuals follow it.
 """
@@ -43,10 +43,10 @@ _COUNT_NOISE_PER_UNIT = 0.1
 class AdaptiveClipping:
     r"""Thresholds that follow a quantile of the gradients' norms, `clipping="adaptive"`.
 
-    With norms \(n_i\), \(b_i = \tfrac12\) if \(0 < n_i \le C_t\), \(-\tfrac12\) if
+    With norms \(n_i\), \(b_i = \frac{1}{2}\) if \(0 < n_i \le C_t\), \(-\frac{1}{2}\) if
     \(n_i > C_t\), and 0 if the unit is padding, its gradient 0 or not finite:
 
-    \[f_t = \tfrac12 + \tfrac1B\Bigl(\sum_i b_i + N(0, \sigma_b^2)\Bigr), \qquad
+    \[f_t = \frac{1}{2} + \frac1B\Bigl(\sum_i b_i + N(0, \sigma_b^2)\Bigr), \qquad
       C_{t+1} = C_t\, e^{-\eta_C (f_t - q)}.\]
 
     \(C_0\) is `l2_norm_clip`. The other parameters are relative to it and follow:
@@ -64,9 +64,9 @@ class AdaptiveClipping:
     \(z\) at that \(y\).
 
     **Per layer.** Each of L layers has a threshold and a count of its own, and begins at
-    \(C_0/\sqrt L\). The counts move by \(\tfrac12\sqrt L\) together, so each gets
+    \(C_0/\sqrt L\). The counts move by \(\frac{1}{2}\sqrt L\) together, so each gets
     \(\sigma_b = y \sqrt L / 2\): epsilon is that of one threshold. \(C_t\) is then
-    \(\lVert (C_{t,1}, \dots, C_{t,L}) \rVert\), and all coordinates have the noise \(z\, C_t\).
+    \(\lVert (C_{t,1}, \ldots, C_{t,L}) \rVert\), and all coordinates have the noise \(z\, C_t\).
 
     Args:
         target_quantile: Float in (0, 1), q: the share of units whose gradient is to stay whole.
