@@ -45,7 +45,7 @@ class PiecewiseSchedule:
     short are counted, so the schedule leaves them out, too.
 
     Args:
-        boundaries: Ints \(b_1 < b_2 < \ldots\), above 0: the first step of each piece but the first.
+        boundaries: Ints \(b_1 < b_2 < \dots\), above 0: the first step of each piece but the first.
         noise_factors: One float > 0 more than boundaries, the \(a_j\). Left out: all 1.
         clip_factors: The same for thresholds, the \(c_j\). Left out: all 1.
 
