@@ -129,6 +129,7 @@ def _table():
 
 def _backbone(name):
     """A small backbone of keras-hub and a dense layer on its outputs."""
+    # Only some install it, and it has no types.
     import keras_hub  # type: ignore
 
     text = {"vocabulary_size": _TOKENS, "num_layers": 2, "hidden_dim": 128,

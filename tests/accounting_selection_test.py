@@ -361,8 +361,8 @@ def test_runs_are_compared_at_every_order():
     )
     assert most(crossing) == bool(
         np.all(
-            renyi.divergences_of(accounting.epsilon.run_rounds(*crossing, DELTA))[1]
-            <= renyi.divergences_of(accounting.epsilon.run_rounds(*declared, DELTA))[1]
+            renyi.divergences_of(accounting.account.run_rounds(*crossing, DELTA))[1]
+            <= renyi.divergences_of(accounting.account.run_rounds(*declared, DELTA))[1]
         )
     )
     assert not most((mechanism(), PoissonSampling(N, B), 2))

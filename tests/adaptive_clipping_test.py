@@ -5,7 +5,6 @@
 import functools
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 
@@ -17,6 +16,7 @@ import tensorflow as tf
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
+from cut_runs import Cut
 import moving_thresholds
 import numpy_oracle
 from per_layer_model import HIDDEN, SIZE, SPLIT, make_model
@@ -231,20 +231,6 @@ def test_two_replicas_move_thresholds_as_one():
         check=False,
     )
     assert process.stdout.endswith("equal\n"), process.stderr[-3000:]
-
-
-class Cut(keras.callbacks.Callback):
-    def __init__(self, at=None, copy=None):
-        super().__init__()
-        self.at, self.copy = at, copy
-
-    def on_train_batch_end(self, batch, logs=None):
-        if int(self.model.optimizer.iterations) == self.at:
-            raise KeyboardInterrupt
-
-    def on_epoch_end(self, epoch, logs=None):
-        if self.copy and epoch == 0:
-            shutil.copytree(*self.copy)
 
 
 def resumed(folder, cut):

@@ -18,6 +18,7 @@ from scipy import stats
 ROOT = pathlib.Path(__file__).absolute().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
 figures = importlib.import_module("make_concept_figures")
+matrix_mechanism = importlib.import_module("matrix_mechanism")
 privacy_figures = importlib.import_module("make_privacy_figures")
 
 
@@ -145,27 +146,27 @@ def strategy(column, steps):
 
 def sums_noise(releases):
     """Returns root mean squares of the noise of DiceSGD's sums, by whole matrices."""
-    steps = figures.MATRIX_STEPS
+    steps = matrix_mechanism.STEPS
     averages = strategy(np.full(releases, 1 / releases), steps)
     longest_column = np.linalg.norm(averages, axis=0).max()
     covariance = longest_column**2 * matrix_of_sums(steps) @ matrix_of_sums(steps).T
     return np.sqrt(np.trace(covariance) / steps)
 
 
-@pytest.mark.parametrize("releases", (1, *figures.SPREADS))
+@pytest.mark.parametrize("releases", (1, *matrix_mechanism.SPREADS))
 def test_noise_of_the_matrix_mechanism(releases):
-    noise = figures.noise_of_spread(releases)
-    found = figures.root_mean_square(figures.noise_of_sums(noise))
+    noise = matrix_mechanism.noise_of_spread(releases)
+    found = matrix_mechanism.root_mean_square(matrix_mechanism.noise_of_sums(noise))
     assert found == pytest.approx(sums_noise(releases), rel=1e-9)
     stated = {1: 24.2, 2: 17.1, 4: 12.1, 8: 8.5, 16: 6.0}[releases]
     assert round(found, 1) == stated
     # And by drawing it.
     rng = np.random.default_rng(releases)
-    drawn = np.cumsum(rng.normal(0, noise, (400, figures.MATRIX_STEPS)), axis=1)
+    drawn = np.cumsum(rng.normal(0, noise, (400, matrix_mechanism.STEPS)), axis=1)
     assert np.sqrt((drawn**2).mean()) == pytest.approx(found, rel=0.1)
 
 
-@pytest.mark.parametrize("releases", figures.SPREADS)
+@pytest.mark.parametrize("releases", matrix_mechanism.SPREADS)
 def test_releases_are_moving_averages(releases):
     shifts = privacy_figures.influence(
         (3,), 24, 1e6, l2_norm_clip=1 / releases, error_norm_clip=1 - 1 / releases,
@@ -177,8 +178,8 @@ def test_releases_are_moving_averages(releases):
 
 @pytest.mark.parametrize("releases, stated", [(2, 17.2), (4, 12.3), (8, 9.0), (16, 6.7)])
 def test_best_banded_factorization(releases, stated):
-    steps = figures.MATRIX_STEPS
-    column, of_steps, of_sums = figures.banded_factorization(releases)
+    steps = matrix_mechanism.STEPS
+    column, of_steps, of_sums = matrix_mechanism.banded_factorization(releases)
     assert len(column) == releases and np.linalg.norm(column) == pytest.approx(1)
     inverse = np.linalg.inv(strategy(column, steps))
     np.testing.assert_allclose(np.linalg.norm(inverse, axis=1), of_steps, rtol=1e-6)
@@ -196,7 +197,7 @@ def test_best_banded_factorization(releases, stated):
 
 
 def test_table_of_the_matrix_mechanism():
-    assert f"<!-- table: matrix -->\n{figures.matrix_table()}\n" in FEEDBACK
+    assert f"<!-- table: matrix -->\n{matrix_mechanism.table()}\n" in FEEDBACK
 
 
 if __name__ == "__main__":

@@ -225,6 +225,41 @@ def test_broken_example_contributes_exactly_nothing(jit):
     assert all(not np.any(s) for s in everything.head + everything.residual)
 
 
+def test_a_broken_example_in_a_contribution_of_ones_own_contributes_nothing():
+    class InTwoParts(PerExample):
+        """Keeps what its sums read where the engine does not look."""
+
+        def __init__(self, parts):
+            super().__init__(tf.concat(parts, 1))
+            self.parts = parts
+
+        def weighted_sums(self, weights):
+            sums = [PerExample(part).weighted_sums(weights) for part in self.parts]
+            return [tf.concat(pair, 0) for pair in zip(*sums, strict=True)]
+
+        def without(self, broken):
+            clear = lambda t: tf.where(broken[:, tf.newaxis], 0.0, t)
+            return InTwoParts([clear(part) for part in self.parts])
+
+    class Shift(keras.layers.Layer):
+        def build(self, shape):
+            self.shift = self.add_weight(shape=shape[1:], initializer="zeros")
+
+        def call(self, x):
+            return x + self.shift
+
+    def rule(layer, call):
+        return [(layer.shift, InTwoParts(tf.split(call.cotangents, [2, 4], 1)))]
+
+    rules.register_rule(Shift, rule)
+    model = compiled(keras.Sequential([keras.Input((6,)), Shift(), L.Dense(3)]))
+    x, y = data()
+    broken = sums(model, tf.tensor_scatter_nd_update(x, [[1, 2]], [np.nan]), y)
+    without = sums(model, tf.gather(x, [0, 2, 3]), tf.gather(y, [0, 2, 3]))
+    for got, want in zip(broken.head, without.head, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
 def test_weight_zero_contributes_exactly_nothing():
     model = compiled(keras.Sequential([keras.Input((6,)), L.Dense(4, "relu"), L.Dense(3)]))
     x, y = data()

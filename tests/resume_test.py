@@ -15,12 +15,13 @@ import tensorflow as tf
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
+from cut_runs import Cut
 import killed_run
 from softmax_regression import flat, make_model, make_optimizer, make_problem
 
 import dice_tf
 from dice_tf import accounting
-from dice_tf.checkpoints import private_checkpoints
+from dice_tf.checkpoints import bound_keys, private_checkpoints
 
 X, Y = make_problem()
 N, B, DELTA, STEPS = len(X), 5, 1e-3, 24
@@ -33,22 +34,6 @@ SAMPLINGS = {
     "shuffled": lambda: dice_tf.ShuffledEpochs(N, B),
 }
 pytestmark = pytest.mark.filterwarnings("ignore:This file holds the error")
-
-
-class Cut(keras.callbacks.Callback):
-    """Ends `fit` at a step, as a kill would, and copies the backup after the first epoch."""
-
-    def __init__(self, at=None, copy=None):
-        super().__init__()
-        self.at, self.copy = at, copy
-
-    def on_train_batch_end(self, batch, logs=None):
-        if int(self.model.optimizer.iterations) == self.at:
-            raise KeyboardInterrupt
-
-    def on_epoch_end(self, epoch, logs=None):
-        if self.copy and epoch == 0:
-            shutil.copytree(*self.copy)
 
 
 def make(save_errors=True, **arguments):
@@ -250,15 +235,15 @@ def test_a_private_file_brings_no_noise_to_runs_whose_files_are_released(tmp_pat
 def test_bound_keys_depend_on_every_bit_and_look_random():
     key = tf.constant([1, 2])
     vector = np.linspace(-1, 1, 65).astype("float32")
-    keys = {tuple(private_checkpoints.bind_key(key, [tf.constant(vector)]).numpy())}
+    keys = {tuple(bound_keys.bind_key(key, [tf.constant(vector)]).numpy())}
     for entry in range(65):
         flipped = vector.copy().view(np.uint32)
         flipped[entry] ^= np.uint32(1 << (entry % 32))
         tensors = [tf.constant(part) for part in np.split(flipped.view(np.float32), [7])]
-        keys.add(tuple(private_checkpoints.bind_key(key, tensors).numpy()))
+        keys.add(tuple(bound_keys.bind_key(key, tensors).numpy()))
     swapped = tf.constant(vector[::-1].copy())
-    keys.add(tuple(private_checkpoints.bind_key(key, [swapped]).numpy()))
-    keys.add(tuple(private_checkpoints.bind_key(tf.constant([1, 3]), [swapped]).numpy()))
+    keys.add(tuple(bound_keys.bind_key(key, [swapped]).numpy()))
+    keys.add(tuple(bound_keys.bind_key(tf.constant([1, 3]), [swapped]).numpy()))
     assert len(keys) == 68
     ones = np.unpackbits(np.array(sorted(keys), np.int32).view(np.uint8)).mean()
     assert abs(ones - 0.5) < 4 * 0.5 / np.sqrt(68 * 64)

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training on units of several rows: views of examples, rows of owners."""
 
-import shutil
-
+from cut_runs import Cut
 import keras
 import numpy as np
 from numpy_oracle import dice_sgd, sgd_rule, softmax_gradients
@@ -157,20 +156,6 @@ def test_a_layer_that_mixes_units_is_found(units):
     model.compile(make_optimizer(noise_multiplier=1.0, expected_batch_size=4, **units), "mse")
     with pytest.raises(GradientEngineError, match="depend on the other"):
         dice_tf.check_gradients(model, (X[:8], RANDOM.normal(size=(8, 2)).astype("float32")))
-
-
-class Cut(keras.callbacks.Callback):
-    def __init__(self, at=None, copy=None):
-        super().__init__()
-        self.at, self.copy = at, copy
-
-    def on_train_batch_end(self, batch, logs=None):
-        if int(self.model.optimizer.iterations) == self.at:
-            raise KeyboardInterrupt
-
-    def on_epoch_end(self, epoch, logs=None):
-        if self.copy and epoch == 0:
-            shutil.copytree(*self.copy)
 
 
 def resumed(folder, sampling, cut):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dice_tf.accounting import events, trade_off
-from dice_tf.accounting.epsilon import account_of
+from dice_tf.accounting.account import account_of
 from dice_tf.checks.arguments import check_number
 from dice_tf.errors import AccountingError
 

@@ -9,7 +9,8 @@ import math
 from typing import TYPE_CHECKING
 
 from dice_tf.accounting import events, units
-from dice_tf.accounting.epsilon import check_accountant, run_rounds
+from dice_tf.accounting.account import run_rounds
+from dice_tf.accounting.epsilon import check_accountant
 from dice_tf.accounting.loss_distribution import loss_distribution_curve
 from dice_tf.accounting.renyi import renyi_epsilon, warn_at_edge
 from dice_tf.errors import AccountingError

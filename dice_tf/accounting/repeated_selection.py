@@ -59,8 +59,9 @@ import numpy as np
 from scipy import optimize
 
 from dice_tf.accounting import events
+from dice_tf.accounting.account import run_rounds
 from dice_tf.accounting.composition import composed_curve
-from dice_tf.accounting.epsilon import check_accountant, run_rounds
+from dice_tf.accounting.epsilon import check_accountant
 from dice_tf.accounting.renyi import divergences_of, epsilon_per_order, warn_at_edge
 from dice_tf.checks.arguments import check_number
 from dice_tf.errors import AccountingError

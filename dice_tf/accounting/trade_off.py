@@ -51,7 +51,7 @@ def log_power(account, log_delta, hops):
     r"""Returns \(\log g^{(k)}\) as a function of \(\log x\).
 
     Args:
-        account: `epsilon.Account` of the run, between neighbours.
+        account: `account.Account` of the run, between neighbours.
         log_delta: Float below 0, near which the result will be wanted.
         hops: Int >= 1, k.
 

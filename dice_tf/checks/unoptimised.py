@@ -29,10 +29,8 @@ def unoptimised():
     context = eager_context.context()
     context.ensure_initialized()
     before, outer = context.function_call_options, getattr(_current, "active", False)
-    config = config_pb2.ConfigProto()
-    config.CopyFrom(context.config)
+    config = config_pb2.ConfigProto.FromString(before.config_proto_serialized)
     config.graph_options.rewrite_options.disable_meta_optimizer = True
-    config.allow_soft_placement = True
     _current.active = True
     try:
         with overridden([(gram, "_compiled", _unless_unoptimised)]):

@@ -231,6 +231,15 @@ def _without_broken(parts, finite):
         parts: `{id: contributions}`, by variable.
         finite: Bool `[units]`.
     """
+    broken = tf.logical_not(finite)
+    # Of a class of a user's own nobody knows where it keeps what its sums read.
+    parts = {
+        key: [
+            part if type(part).__module__ == OuterProduct.__module__ else part.without(broken)
+            for part in of_variable
+        ]
+        for key, of_variable in parts.items()
+    }
     listed = [part for of_variable in parts.values() for part in of_variable]
     names = [
         [name for name, value in vars(part).items() if tf.is_tensor(value) and _is_float(value)]
@@ -239,7 +248,6 @@ def _without_broken(parts, finite):
     read = lambda parts: [
         getattr(part, name) for part, chosen in zip(parts, names, strict=True) for name in chosen
     ]
-    broken = tf.logical_not(finite)
     tensors = iter(
         tf.cond(
             tf.reduce_all(finite),
