@@ -17,6 +17,7 @@ from dice_tf.errors import AccountingError, MechanismError
 N, B, DELTA = 2000, 100, 1e-5
 Z, Y, RATIO, S = 1.3, 4.0, 1.5, 3
 ADAPTIVE = AdaptiveClipping(count_noise_multiplier=Y)
+SCHEDULE = PiecewiseSchedule([10], [1.5, 0.8])
 
 
 def mechanism(**arguments):
@@ -106,6 +107,19 @@ def test_other_neighbours():
         batches, dice_tf.PoissonSampling(N, B), 1, "add_or_remove_one"
     )
     assert poisson_rounds[0].noise_multiplier == pytest.approx(multiplier(False) / 4)
+
+
+@pytest.mark.parametrize("moving", [dict(), dict(clipping="flat", schedule=SCHEDULE)])
+def test_the_pair_for_exchanges_is_not_for_thresholds_that_move(monkeypatch, moving):
+    """Whatever releases of dp_accounting there are that know it."""
+    asked, cyclic = [], dice_tf.CyclicPoissonSampling(N, B, S + 1)
+    supports = lambda event, relation: asked.append(relation.name)
+    monkeypatch.setattr(accounting.account, "supports", supports)
+    accounting.compute_epsilon(mechanism(**moving), cyclic, 8, DELTA, "pld", "replace_one")
+    assert asked == []
+    constant = mechanism(clipping="flat")
+    accounting.compute_epsilon(constant, cyclic, 8, DELTA, "pld", "replace_one")
+    assert asked == ["REPLACE_ONE"]
 
 
 @pytest.mark.parametrize(

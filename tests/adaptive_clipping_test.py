@@ -341,7 +341,7 @@ def test_a_layer_that_is_thawed_in_part_keeps_residuals_below_its_threshold():
 
 
 def test_a_schedule_goes_on_where_epsilon_counts_after_a_cycle_that_was_cut_short():
-    schedule = PiecewiseSchedule([4], [1.0, 0.5], [1.0, 0.25])
+    schedule = PiecewiseSchedule([5], [1.0, 0.5], [1.0, 0.25])
     model = make_model(make_optimizer(
         schedule=schedule, l2_norm_clip=0.4, noise_multiplier=1.0, feedback_steps=3))  # fmt: skip
     x, y = make_problem(5.0)
@@ -352,7 +352,7 @@ def test_a_schedule_goes_on_where_epsilon_counts_after_a_cycle_that_was_cut_shor
     assert at() == pytest.approx([0.4]) and np.any(flat(model.optimizer.errors))
     seen = Thresholds()
     model.fit(data, epochs=2, steps_per_epoch=1, verbose=0, callbacks=[budget, seen])
-    # Step 3 was counted, not made: steps 4 to 7 are those of the second piece.
+    # Step 3 was counted, not made: the fourth that was made is step 4, and step 5 comes next.
     assert seen.found[0] == pytest.approx([0.1])
     record = dice_tf.ledger.provenance.read_record(model.optimizer)
     assert record["unfinished_steps"] >= 1
@@ -372,6 +372,26 @@ def test_a_schedule_goes_on_where_epsilon_counts_after_a_cycle_that_was_cut_shor
                   callbacks=[dice_tf.EpsilonCallback(sampling, group_size=2, **small)])  # fmt: skip
     with pytest.raises(AccountingError, match="group_size"):
         dice_tf.EpsilonCallback(sampling, 1e-3, group_size=0)
+
+
+@pytest.mark.parametrize("schedule", [None, PiecewiseSchedule([5], [1.0, 0.5])])
+def test_a_schedule_forgets_residuals_of_an_epoch_that_was_cut_short(schedule):
+    """Later steps have noise of which the round of those residuals knows nothing."""
+    x, y = make_problem(5.0)
+    model = make_model(make_optimizer(schedule=schedule, l2_norm_clip=0.4, noise_multiplier=1.0))
+    sampling, found = dice_tf.ShuffledEpochs(len(x), BATCH), []
+    budget = dice_tf.EpsilonCallback(sampling, 1e-3)
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            found.append(np.any(flat(self.model.optimizer.errors)))
+
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[budget, Cut(at=2)])
+    assert np.any(flat(model.optimizer.errors))
+    model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[budget, Look()])
+    assert found[0] == (schedule is None) and all(found[1:])
+    assert budget.accounted_steps() == 2 * sampling.steps_per_epoch
 
 
 @pytest.mark.parametrize(
