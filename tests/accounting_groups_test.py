@@ -257,7 +257,7 @@ def test_sizes_that_no_group_has_are_refused(group_size):
 @pytest.mark.parametrize("group_size", [1, 3])
 def test_an_exchange_without_a_distribution_falls_back_on_both_moves(monkeypatch, group_size):
     # As with a dp_accounting that knows "replace one", where the losses span too wide a range.
-    monkeypatch.setattr("dice_tf.accounting.epsilon.supports", lambda event, relation: True)
+    monkeypatch.setattr("dice_tf.accounting.account.supports", lambda event, relation: True)
     monkeypatch.setattr(loss_distribution, "loss_interval", lambda *_: None)
     run = make_mechanism(500, 1.5), PoissonSampling(20_000, 500), 200, DELTA
     renyi, loss = (
