@@ -6,7 +6,7 @@
 #   make test                          runs the tests, but for the long ones
 #   make test-all                      runs the long ones, too: kills, several processes, searches
 #   make benchmark                     measures what privacy costs; FLAGS=--quick in ten minutes
-#   make bazel-test                    builds everything and runs the fast tests with Bazel
+#   make bazel-test                    builds everything and runs some of the tests with Bazel
 #   make lint                          checks the form and the types of Python, and the BUILD files
 #   make docs                          makes a site of the documentation in out/docs
 #   make dist                          builds the wheel and the source distribution in out/dist
@@ -29,6 +29,8 @@ DATASET ?= digits
 OUTPUT ?= out/demo/$(DATASET)
 FLAGS ?=
 WORKERS ?= 2
+# Long tests wait for processes that they start.
+LONG_WORKERS ?= 3
 PYTEST_ARGS ?=
 # Requirements beyond those of setup.py.
 VERSIONS ?=
@@ -65,15 +67,15 @@ SHOW_VERSIONS := import sys; from importlib.metadata import version; print("Pyth
 
 # With COVERAGE=1, `make test-all` says which lines and branches no test reaches.
 COVERAGE ?=
-PYTEST = $(VENV_PYTHON) $(if $(COVERAGE),-m coverage run) -m pytest -n $(WORKERS) --dist worksteal --durations=20
+PYTEST = $(VENV_PYTHON) $(if $(COVERAGE),-m coverage run) -m pytest --dist worksteal --durations=20
 
 test: $(VENV)/test.stamp
 	@rm -rf out/coverage
 	@$(VENV_PYTHON) -c '$(SHOW_VERSIONS)'
-	$(PYTEST) -m "not long" $(PYTEST_ARGS)
+	$(PYTEST) -n $(WORKERS) -m "not long" $(PYTEST_ARGS)
 
 test-all: test
-	$(PYTEST) -m long $(PYTEST_ARGS)
+	$(PYTEST) -n $(LONG_WORKERS) -m long $(PYTEST_ARGS)
 	$(if $(COVERAGE),$(REPORT_COVERAGE))
 
 # All in all, and what is missing in each file of which less than 95 % is reached.

@@ -47,11 +47,15 @@ def trained(x, y, sample_weight, named, **arguments):
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [{}, {"chunk_size": 4}, {"gradient_engine": "vectorized"}, {"num_microbatches": 5}],
-    ids=["whole", "chunks", "vectorized", "microbatches"],
+    "arguments, first",
+    [
+        pytest.param({}, WEIGHTS, id="whole"),
+        pytest.param({}, None, id="whole, second weighted"),
+        pytest.param({"chunk_size": 4}, WEIGHTS, id="chunks"),
+        pytest.param({"gradient_engine": "vectorized"}, None, id="vectorized, second weighted"),
+        pytest.param({"num_microbatches": 5}, WEIGHTS, id="microbatches"),
+    ],
 )
-@pytest.mark.parametrize("first", [WEIGHTS, None], ids=["first weighted", "second weighted"])
 def test_an_output_without_weights_has_weight_1(arguments, first):
     second = None if first is WEIGHTS else WEIGHTS
     expected = trained(
