@@ -11,8 +11,10 @@ from typing import Any
 
 import keras
 import keras.src
+import tensorflow as tf
 
 from dice_tf.checks.assignments import Assignments
+from dice_tf.engine import memory
 from dice_tf.engine.loss import call_in_training
 from dice_tf.errors import LossError, ModelError
 
@@ -60,18 +62,22 @@ def check_forward_pass(model, x):
         x: Inputs of a batch, as `keras.KerasTensor`s.
 
     Returns:
-        The model's outputs, as `keras.KerasTensor`s.
+        The model's outputs, as `keras.KerasTensor`s, and the bytes that computing them for one
+        row takes, see `memory.bytes_of_forward_pass`.
 
     Raises:
         ModelError: Naming the variables, other than random seeds and states of metrics, that
             are assigned, or the operations that assign variables of TensorFlow.
         LossError: Naming the layer that uses `add_loss`.
     """
-    scope = Assignments()
+    scope, computed = Assignments(), []
 
     def forward(inputs):
         with scope:
-            return call_in_training(model, inputs)
+            outputs = call_in_training(model, inputs)
+        graph, rows = tf.compat.v1.get_default_graph(), tf.nest.flatten(inputs)[0].shape[0]
+        computed.append(memory.bytes_of_forward_pass(graph, rows))
+        return outputs
 
     outputs = keras.src.backend.compute_output_spec(forward, x)
     for layer in model._flatten_layers():
@@ -91,7 +97,7 @@ def check_forward_pass(model, x):
             "would see the others through it. Remove the layer that keeps it, or freeze it with "
             "`layer.trainable = False` if that stops the update."
         )
-    return outputs
+    return outputs, computed[0]
 
 
 def layers_with_paths(layer):

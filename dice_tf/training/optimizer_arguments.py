@@ -168,7 +168,7 @@ def check_engine(gradient_engine, mechanism, chunk_size):
     Args:
         gradient_engine: One of `GRADIENT_ENGINES`.
         mechanism: The `DiceMechanism`.
-        chunk_size: Int, or `None` for no chunks.
+        chunk_size: Int, `"auto"`, or `None` for no chunks.
 
     Raises:
         GradientEngineError: If a value is unknown, or cuts a unit in two.
@@ -178,7 +178,12 @@ def check_engine(gradient_engine, mechanism, chunk_size):
             f"Argument `gradient_engine` must be one of {GRADIENT_ENGINES}. "
             f"Received: gradient_engine={gradient_engine!r}."
         )
-    if chunk_size is not None:
+    if isinstance(chunk_size, str) and chunk_size != "auto":
+        raise GradientEngineError(
+            "Argument `chunk_size` must be an integer, 'auto' or None. Received: "
+            f"chunk_size={chunk_size!r}."
+        )
+    if chunk_size not in (None, "auto"):
         check_integer("chunk_size", chunk_size, error=GradientEngineError)
         if chunk_size % mechanism.rows_clipped_together:
             raise GradientEngineError(

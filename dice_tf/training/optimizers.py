@@ -155,8 +155,10 @@ class DiceSGDOptimizer(PrivateUpdate, keras.optimizers.SGD):
             with another number. See `docs/units.md`.
         schedule: `PiecewiseSchedule` of noise and thresholds by steps, or `None`.
         plan: `PrivacyPlan`, which decides all of the above but `l2_norm_clip` and `clipping`.
-        chunk_size: Int or `None`: at most this many rows' gradients are computed at once, a
-            multiple of `rows_per_unit`. Bounds memory; changes nothing else.
+        chunk_size: Int, `"auto"` or `None`: at most this many rows' gradients are computed at
+            once, a multiple of `rows_per_unit`. `"auto"` takes all rows if an estimate from
+            shapes says that they fit into 4 GiB, else as many as do, and says so; `None` always
+            takes all. Bounds memory; changes nothing else.
         gradient_engine: `"layerwise"`: closed forms, layer by layer. `"vectorized"`: the whole
             model under `tf.vectorized_map`, the reference, slow. `"auto"`: layerwise.
         self_check: Whether `fit` compares the gradients of a few examples with their gradients

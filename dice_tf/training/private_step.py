@@ -7,16 +7,18 @@ optimizer's private update, metrics. `dice_tf.training.keras_trainer` makes `fit
 """
 
 import functools
+import math
 from typing import Any
 import weakref
 
 import keras
 import keras.src
+from keras.src.utils import io_utils
 import tensorflow as tf
 
 from dice_tf.checks import model_checks, precision, self_check
 from dice_tf.distribution import multi_worker, strategies
-from dice_tf.engine import chunks, layerwise, loss, units, vectorized
+from dice_tf.engine import chunks, layerwise, loss, memory, units, vectorized
 from dice_tf.engine.engine import Engine
 from dice_tf.errors import LossError, ModelError
 from dice_tf.ledger import provenance
@@ -216,8 +218,27 @@ def _gradient_sums(model, optimizer, x, y, sample_weight, groups):
     engine = functools.partial(engine, groups=None if groups is None else groups.of_variables)
     run = lambda x, y, sample_weight: engine(model, x, y, sample_weight, weights)
     return chunks.sums_in_chunks(
-        run, x, y, sample_weight, optimizer.chunk_size, mechanism.rows_clipped_together
+        run, x, y, sample_weight, _chunk_size(model, optimizer), mechanism.rows_clipped_together
     )
+
+
+def _chunk_size(model, optimizer):
+    """Returns the chunk size as a number or `None`; says what "auto" chose."""
+    if optimizer.chunk_size != "auto":
+        return optimizer.chunk_size
+    mechanism, run = optimizer.mechanism, run_of(model)
+    rows = mechanism.expected_batch_size * (mechanism.rows_per_unit or 1)
+    rows = -(-rows // model.distribute_strategy.num_replicas_in_sync)
+    bytes_per_row = run.checks.forward_bytes
+    if optimizer.gradient_engine == "vectorized":
+        bytes_per_row += 4 * sum(math.prod(v.shape) for v in model.trainable_variables)
+    fitting = memory.rows_at_a_time(bytes_per_row, rows, mechanism.rows_clipped_together)
+    if fitting is not None and run.talks:
+        io_utils.print_msg(
+            f"dice_tf: computes the gradients of {fitting} rows of a batch at a time, to keep "
+            f"within about {memory.MEMORY_BUDGET / 2**30:.0f} GiB (`chunk_size`)."
+        )
+    return fitting
 
 
 def _prepare(model, optimizer, x, y, sample_weight):
@@ -225,9 +246,10 @@ def _prepare(model, optimizer, x, y, sample_weight):
     symbolic = build_and_check_layers(model, x, y, sample_weight)
     forget_outdated_checks(model)
     if run_of(model).checks is None:
-        check_calls(model, *symbolic)
+        forward_bytes = check_calls(model, *symbolic)
         optimizer.mechanism.clip.groups(model)  # Refuses a model that it does not fit.
-        run_of(model).checks = Checks(list(map(weakref.ref, _parts(model))), _settings(model))
+        parts = list(map(weakref.ref, _parts(model)))
+        run_of(model).checks = Checks(parts, _settings(model), forward_bytes)
         if not optimizer.self_check:
             self_check.warn_switched_off(model)
     if not rebuilding.knows(optimizer, model.trainable_variables):
@@ -255,9 +277,13 @@ def check_calls(model, x, y, sample_weight):
     Args:
         model: A model that `build_and_check_layers` was called with.
         x, y, sample_weight: What it returned.
+
+    Returns:
+        Int, the bytes of one row in a forward pass.
     """
-    outputs = model_checks.check_forward_pass(model, x)
+    outputs, forward_bytes = model_checks.check_forward_pass(model, x)
     loss.check_losses(model, y, outputs, sample_weight)
+    return forward_bytes
 
 
 def _check_same_gradients(model, sums):

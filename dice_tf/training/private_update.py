@@ -10,7 +10,7 @@ decay, averages) is post-processing and costs no privacy.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 import warnings
 
 import keras
@@ -70,7 +70,7 @@ class PrivateUpdate(keras.optimizers.Optimizer if TYPE_CHECKING else object):
         rows_per_unit: int | None = None,
         schedule: PiecewiseSchedule | None = None,
         plan: PrivacyPlan | None = None,
-        chunk_size: int | None = None,
+        chunk_size: int | Literal["auto"] | None = "auto",
         gradient_engine: str = "auto",
         self_check: bool = True,
         rescale_to_unit_norm: bool = False,

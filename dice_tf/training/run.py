@@ -21,6 +21,7 @@ class Checks:
     Attributes:
         parts: Weak references to loss, variables and layers.
         settings: What else the checks depend on.
+        forward_bytes: Int, the bytes of one row in a forward pass.
         compared: Whether gradients were compared with those of single examples.
         batches_tried: Int, batches that had nothing to compare.
         with_gradients: List that says of each variable whether the last step moved it.
@@ -28,6 +29,7 @@ class Checks:
 
     parts: list
     settings: tuple
+    forward_bytes: int
     compared: bool = False
     batches_tried: int = 0
     with_gradients: list | None = None
