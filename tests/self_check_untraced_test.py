@@ -103,9 +103,11 @@ def test_stock_models_are_not_traced(traced):
     dice_tf.check_gradients(compiled(convolutional()), (X, Y))
     dice_tf.check_gradients(compiled(sequential(LAYERS.Dense(4, "gelu")), "mse"), (X, Y[:, None]))
     assert traced == []
-    slow = compiled(sequential(LAYERS.Dense(4)), gradient_engine="vectorized")
-    dice_tf.check_gradients(slow, (X, Y))
-    assert traced == [slow]
+    vectorized = compiled(sequential(LAYERS.Dense(4)), gradient_engine="vectorized")
+    recurrent = compiled(sequential(LAYERS.Reshape((2, 3)), LAYERS.LSTM(2)))
+    for slow in (vectorized, recurrent):
+        dice_tf.check_gradients(slow, (X, Y))
+    assert traced == [vectorized, recurrent]
 
 
 def test_models_with_a_rule_of_a_user_are_traced(traced, monkeypatch):

@@ -125,9 +125,9 @@ def _compare(model, engine, x, y, sample_weight, jit_compile, rows_per_unit, tra
     with overridden(silencers()), silenced() as draws:
         few, one = rows(range(count)), rows([0])
         functions = _functions(model, engine, jit_compile, rows_per_unit)
-        # Running so few steps takes a tenth of tracing them. Only code of a user's own may do
-        # something else in a graph, as which the step runs.
-        if traced or jit_compile or not _is_stock(model):
+        # Running so few steps takes a fraction of tracing them, but for loops over time.
+        loops = any(isinstance(layer, keras.layers.RNN) for layer in model._flatten_layers())
+        if traced or jit_compile or loops or not _is_stock(model):
             weights = tf.zeros([count])
             functions = _traced(functions, (*few, weights), one, model, whole)
         if not draws.loud:
@@ -191,7 +191,10 @@ def warn_switched_off(model):
 
 
 def _is_stock(model):
-    """Whether no code of a model, of its loss or of the rules for its layers is a user's."""
+    """Whether no code of a model, of its loss or of the rules for its layers is a user's.
+
+    Only that may do something else in a graph, as which the step runs.
+    """
     parts = [*model._flatten_layers(), *keras.tree.flatten(compiled_loss(model)._user_loss)]
     parts += [operation for part in parts for operation in getattr(part, "operations", ())]
     # Such as activations; or a `call` that was set on one layer.
