@@ -95,9 +95,10 @@ def measure_ratio(cell):
         "lowest_ratio": ratios[:, 0].min(),
         "highest_ratio": ratios[:, 0].max(),
         "processor_ratio": np.median(ratios[:, 1]),
-        "plain_first_s": firsts[0],
-        "private_first_s": firsts[1],
-        "first_ratio": firsts[1] / firsts[0],
+        "plain_first_s": firsts[0][0],
+        "private_first_s": firsts[1][0],
+        "first_ratio": firsts[1][0] / firsts[0][0],
+        "first_processor_ratio": firsts[1][1] / firsts[0][1],
         "plain_fit_ms": laters[0],
         "private_fit_ms": laters[1],
     }
@@ -120,7 +121,7 @@ def _first_steps(cell, x, y):
 def _later_fits(cell, pair, x, y):
     """Returns the median milliseconds of later calls of `fit` with one batch, in turns."""
     times = [
-        [1e3 * protocol.seconds_of_fit(model, x, y, cell["batch"]) for model in pair]
+        [1e3 * protocol.seconds_of_fit(model, x, y, cell["batch"])[0] for model in pair]
         for _ in range(1 + 2 * cell["rounds"])
     ]
     return np.median(times, axis=0)

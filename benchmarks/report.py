@@ -27,6 +27,7 @@ _RATIO_COLUMNS = {
     "plain_first_s": "Keras first step, s",
     "private_first_s": "private first step, s",
     "first_ratio": "first step ratio",
+    "first_processor_ratio": "first step processor time ratio",
     "plain_fit_ms": "Keras fit of one batch, ms",
     "private_fit_ms": "private fit of one batch, ms",
     "load": "load",

@@ -149,6 +149,7 @@ CHECKS_EVERY_MODEL = {
     "cases2_first_check_test.py",
     "counterexample_test.py",
     "self_check_test.py",
+    "self_check_untraced_test.py",
 }
 
 

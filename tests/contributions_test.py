@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from dice_tf.engine import gram
-from dice_tf.engine.contributions import OuterProduct
+from dice_tf.engine.contributions import OuterProduct, PerExample, Pooled
 from dice_tf.engine.merging import merged
 from dice_tf.engine.residual_rows import residual_rows
 from dice_tf.mechanism import DiceMechanism
@@ -140,6 +140,36 @@ def test_a_residual_sum_from_picked_rows(jit_compile, layout):
         if layout is not None:
             expected = expected.reshape(layout[0]).transpose(layout[1])
         np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_small_variables_taken_together_are_what_they_are_one_by_one():
+    random = np.random.default_rng(3)
+    shapes = {"a": (), "b": (7,), "c": (3, 5), "d": (1, 1)}
+    gradients = {key: random.normal(size=(4, *shape)) for key, shape in shapes.items()}
+    parts = {key: PerExample(tf.constant(g, tf.float32)) for key, g in gradients.items()}
+    assert all(Pooled.takes([part]) for part in parts.values())
+    pool = Pooled(parts)
+    flat = {key: g.reshape(4, -1) for key, g in gradients.items()}
+    squares = sum((g**2).sum(1) for g in flat.values())
+    np.testing.assert_allclose(pool.squared_norms(), squares, rtol=1e-5)
+    broken = tf.constant([False, True, False, False])
+    weights = np.array([[1.0, 0.5, 0.0, 2.0], [0.0, 0.0, 3.0, 0.25]])
+    for kept, of_examples in ((pool, np.ones(4)), (pool.without(broken), [1, 0, 1, 1])):
+        sums = kept.weighted_sums(list(tf.constant(weights, tf.float32)))
+        for weight, total in zip(weights, sums, strict=True):
+            found = kept.by_variable(total)
+            for key, shape in shapes.items():
+                expected = np.tensordot(weight * of_examples, gradients[key], 1)
+                assert found[key].shape == shape
+                np.testing.assert_allclose(found[key], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_only_small_variables_with_one_use_are_taken_together():
+    part = lambda *shape: PerExample(tf.zeros([2, *shape]))
+    assert Pooled.takes([part(1023)]) and not Pooled.takes([part(1024)])
+    assert not Pooled.takes([part(3), part(3)])
+    assert not Pooled.takes([random_product(2, 3, 4, 5)[0]])
+    assert not Pooled.takes([Pooled({"a": part(3)})])
 
 
 if __name__ == "__main__":

@@ -151,5 +151,20 @@ def test_a_bad_seed_is_refused(seed):
         noise.NoiseKey(seed)
 
 
+def test_models_of_many_sizes_compile_few_draws(monkeypatch):
+    """One for all variables below 2^18 entries, at most an eighth larger than they are."""
+    drawn = []
+    draw = lambda size: lambda *_: (drawn.append(size), tf.zeros([size]))[1]
+    monkeypatch.setattr(noise, "_compiled_draws", draw)
+    for pooled in (1, 1024, 1025, 60_000, 2**18 - 1, 700_001):
+        drawn.clear()
+        sizes = [pooled] if pooled < 2**18 else [2**18 - 1, 2**18 - 1, pooled - 2**19 + 2]
+        shapes = dict(enumerate([(size,) for size in sizes] + [(2**9, 2**9)]))
+        found = noise.gaussian_noise(tf.zeros([2], tf.int32), 0, shapes, 1.0)
+        assert {i: tuple(v.shape) for i, v in found.items()} == shapes
+        large, pool = drawn
+        assert large == 2**18 and pooled <= pool <= max(pooled * 9 / 8, pooled + 1024)
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))

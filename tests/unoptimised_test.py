@@ -7,24 +7,29 @@ What it compares stays the engine's own code: the same values, from the same for
 
 import threading
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.eager import context as eager_context
 
+import dice_tf
 from dice_tf.checks import rounding
-from dice_tf.checks.unoptimised import unoptimised
+from dice_tf.checks.unoptimised import rewritten_once, unoptimised
 from dice_tf.engine import gram
 
 RANDOM = np.random.default_rng(0)
 
 
+def options():
+    serialized = eager_context.context().function_call_options.config_proto_serialized
+    return config_pb2.ConfigProto.FromString(serialized).graph_options.rewrite_options
+
+
 def rewrites():
     """Whether TensorFlow rewrites new functions of this thread before their first run."""
-    options = eager_context.context().function_call_options.config_proto_serialized
-    config = config_pb2.ConfigProto.FromString(options)
-    return not config.graph_options.rewrite_options.disable_meta_optimizer
+    return not options().disable_meta_optimizer
 
 
 def in_another_thread(function):
@@ -47,6 +52,41 @@ def test_only_this_thread_and_only_inside():
     with pytest.raises(ValueError), unoptimised():
         raise ValueError
     assert rewrites()
+
+
+def test_a_step_is_rewritten_once_as_the_user_wants_it():
+    once = options().ONE
+    tf.config.optimizer.set_experimental_options({"remapping": False})
+    try:
+        with rewritten_once():
+            assert options().meta_optimizer_iterations == once
+            assert options().remapping == options().OFF and rewrites()
+            assert in_another_thread(options).meta_optimizer_iterations != once
+    finally:
+        tf.config.optimizer.set_experimental_options({"remapping": True})
+    assert options().meta_optimizer_iterations != once
+
+
+def test_every_step_of_fit_runs_in_one_way(monkeypatch):
+    """A step that runs in another way is made ready anew."""
+    found = []
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    optimizer = dice_tf.DiceSGDOptimizer(
+        l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=2
+    )
+    model.compile(optimizer, "mse")
+    x, y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+    build = model._make_function
+    monkeypatch.setattr(
+        model,
+        "_make_function",
+        lambda step: lambda iterator: (found.append(options()), build(step)(iterator))[1],
+    )
+    for _ in range(2):
+        model.fit(x, y, batch_size=2, verbose=0)
+    model.train_on_batch(x, y)
+    assert len(found) == 9 and all(option == found[0] for option in found)
+    assert found[0].meta_optimizer_iterations == found[0].ONE
 
 
 def compiles_norms():

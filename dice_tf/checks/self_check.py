@@ -22,6 +22,7 @@ from dice_tf.checks import failures, rounding
 from dice_tf.checks.different_examples import groups_of_different_examples, keys, map_leaves
 from dice_tf.checks.silenced_draws import silenced, silencers
 from dice_tf.checks.unoptimised import unoptimised
+from dice_tf.engine import rules
 from dice_tf.engine.loss import call_in_training, compiled_loss, per_example_losses
 from dice_tf.engine.overrides import overridden
 from dice_tf.errors import GradientEngineError, UncheckedGradientsWarning
@@ -73,7 +74,7 @@ class _Comparison(NamedTuple):
 
 
 def check_against_single_examples(
-    model, engine, x, y, sample_weight=None, jit_compile=False, rows_per_unit=1
+    model, engine, x, y, sample_weight=None, jit_compile=False, rows_per_unit=1, traced=False
 ):
     """Raises if the engine's gradients are not those of the examples on their own.
 
@@ -86,6 +87,7 @@ def check_against_single_examples(
         jit_compile: Whether the engine is compiled with XLA.
         rows_per_unit: Int, consecutive rows that are clipped as one. What is compared is then
             units, with the mean gradient of their rows, all of weight 1.
+        traced: Whether the engine traces a function of its own in every eager call.
 
     Returns:
         Whether that is settled. `False` if this batch has nothing to compare: no example of
@@ -98,10 +100,10 @@ def check_against_single_examples(
     """
     # XLA is part of what is compared only where the engine is not safe without it.
     with unoptimised():
-        return _compare(model, engine, x, y, sample_weight, jit_compile, rows_per_unit)
+        return _compare(model, engine, x, y, sample_weight, jit_compile, rows_per_unit, traced)
 
 
-def _compare(model, engine, x, y, sample_weight, jit_compile, rows_per_unit):
+def _compare(model, engine, x, y, sample_weight, jit_compile, rows_per_unit, traced):
     whole = x, y
     if rows_per_unit > 1:
         parts = (x, y, sample_weight)
@@ -122,23 +124,28 @@ def _compare(model, engine, x, y, sample_weight, jit_compile, rows_per_unit):
     rows = lambda indices: tuple(map_leaves(lambda t: take(t, indices), p) for p in (x, y))
     with overridden(silencers()), silenced() as draws:
         few, one = rows(range(count)), rows([0])
-        traced = _trace(model, engine, few, one, whole, jit_compile, rows_per_unit)
-    if draws.loud:
-        warnings.warn(
-            f"The gradients of model '{model.name}' were not compared with those of single "
-            f"examples: a layer draws with keras.random.{draws.loud}, whose draws cannot be made "
-            "the same for one example and for several. Make sure that it does not mix examples.",
-            UncheckedGradientsWarning,
-            stacklevel=3,
-        )
-        return True
-    for n in range(len(groups)):
-        group = list(range(n * count, (n + 1) * count))
-        # Somebody of the next group where there is one, else one of the group itself.
-        spare = (n + 1) * count % (len(groups) * count)
-        if _agree(_Comparison(model, *traced, rows, group, spare), whole):
-            return True
-    return False
+        functions = _functions(model, engine, jit_compile, rows_per_unit)
+        # Running so few steps takes a fraction of tracing them, but for loops over time.
+        loops = any(isinstance(layer, keras.layers.RNN) for layer in model._flatten_layers())
+        if traced or jit_compile or loops or not _is_stock(model):
+            weights = tf.zeros([count])
+            functions = _traced(functions, (*few, weights), one, model, whole)
+        if not draws.loud:
+            for n in range(len(groups)):
+                group = list(range(n * count, (n + 1) * count))
+                # Somebody of the next group where there is one, else one of the group itself.
+                spare = (n + 1) * count % (len(groups) * count)
+                if _agree(_Comparison(model, *functions, rows, group, spare), whole):
+                    return True
+            return False
+    warnings.warn(
+        f"The gradients of model '{model.name}' were not compared with those of single "
+        f"examples: a layer draws with keras.random.{draws.loud}, whose draws cannot be made "
+        "the same for one example and for several. Make sure that it does not mix examples.",
+        UncheckedGradientsWarning,
+        stacklevel=3,
+    )
+    return True
 
 
 def warn_unchecked(model, batches):
@@ -183,6 +190,20 @@ def warn_switched_off(model):
     )
 
 
+def _is_stock(model):
+    """Whether no code of a model, of its loss or of the rules for its layers is a user's.
+
+    Only that may do something else in a graph, as which the step runs.
+    """
+    parts = [*model._flatten_layers(), *keras.tree.flatten(compiled_loss(model)._user_loss)]
+    parts += [operation for part in parts for operation in getattr(part, "operations", ())]
+    # Such as activations; or a `call` that was set on one layer.
+    held = [value for part in parts for value in getattr(part, "__dict__", {}).values()]
+    of_keras = all(_is_of_keras(thing) for thing in (*parts, *held) if callable(thing))
+    found = filter(None, (rules.rule_of(type(part)) for part in parts))
+    return of_keras and all(rule.contributions.__module__.startswith("dice_tf.") for rule in found)
+
+
 def _is_of_keras(thing):
     module = getattr(thing, "__module__", None) or type(thing).__module__
     return module.split(".")[0] in ("keras", "keras_hub")
@@ -201,8 +222,8 @@ def _rows(units, rows_per_unit):
     return tf.reshape(units, [units.shape[0] * rows_per_unit, *units.shape[2:]])
 
 
-def _trace(model, engine, few, one, whole, jit_compile, rows_per_unit):
-    """Returns the functions `together` and `alone`, traced once each."""
+def _functions(model, engine, jit_compile, rows_per_unit):
+    """Returns the functions `together` and `alone` of a `_Comparison`."""
     variables = model.trainable_variables
 
     def together(x, y, weights):
@@ -218,14 +239,19 @@ def _trace(model, engine, few, one, whole, jit_compile, rows_per_unit):
             loss = tf.reduce_sum(losses) / rows_per_unit
         return rounding.flat(tape.gradient(loss, values), variables)
 
+    return together, alone
+
+
+def _traced(functions, few, one, model, whole):
+    """Returns the two functions, traced once each."""
     # Concrete functions, because TensorFlow warns of functions that are traced anew.
-    trace = lambda f, *args: tf.function(f, autograph=False).get_concrete_function(*args)
-    weights = tf.zeros([tf.nest.flatten(few)[0].shape[0] // rows_per_unit])
+    trace = lambda f, args: tf.function(f, autograph=False).get_concrete_function(*args)
+    together, alone = functions
     return failures.both(
         model,
-        lambda: trace(together, *few, weights),
-        lambda: trace(alone, *one),
-        few,
+        lambda: trace(together, few),
+        lambda: trace(alone, one),
+        few[:2],
         one,
         whole,
     )

@@ -22,11 +22,12 @@ class silenced:
     loud = None  # Name of a draw for which there is no such value.
 
     def __enter__(self):
+        self._outer = getattr(_silence, "scope", None)
         _silence.scope = self
         return self
 
     def __exit__(self, *exception):
-        _silence.scope = None
+        _silence.scope = self._outer
 
 
 def silencers():

@@ -7,6 +7,7 @@ two questions: what are \(\lVert g_i \rVert^2\), and what is \(\sum_i w_i g_i\)?
 variable that is used several times has several contributions, whose sum is its gradient.
 """
 
+import copy
 import math
 from typing import Any
 
@@ -30,6 +31,8 @@ _ENTRY_COST = 16
 # A second product for some examples only pays where it costs this much more, per example
 # and position, than picking out their inputs and cotangents.
 _ROWS_WORTH_PICKING = 64
+# Entries of a variable below which a copy of its gradients costs less than their operations.
+_MOST_POOLED = 2**10
 
 
 class PerExample:
@@ -250,6 +253,42 @@ class WrittenDownProduct(PerExample):
     def without(self, broken):
         """Returns the same contribution with the rows of `broken` examples set to 0."""
         return WrittenDownProduct(self._product, _clear(self.gradients, broken))
+
+
+class Pooled(PerExample):
+    """Per-example gradients of several small variables, side by side in one tensor.
+
+    A model has hundreds of them, and TensorFlow takes longer to make their operations ready,
+    and to call them, than to run them.
+
+    Args:
+        contributions: `{key: PerExample}`, by variable.
+    """
+
+    def __init__(self, contributions):
+        self._shapes = {key: c.gradients.shape[1:] for key, c in contributions.items()}
+        super().__init__(tf.concat([_flat_rows(c.gradients) for c in contributions.values()], 1))
+
+    @staticmethod
+    def takes(contributions):
+        """Whether all that contributes to a variable is a few numbers per example."""
+        first = contributions[0]
+        if len(contributions) > 1 or type(first) is not PerExample:
+            return False
+        size = first.gradients.shape[1:].num_elements()
+        return size is not None and size < _MOST_POOLED
+
+    def by_variable(self, total):
+        """Returns `{key: sum}`, the parts of a weighted sum."""
+        parts = tf.split(total, [shape.num_elements() for shape in self._shapes.values()])
+        shaped = map(tf.reshape, parts, self._shapes.values())
+        return dict(zip(self._shapes, shaped, strict=True))
+
+    def without(self, broken):
+        """Returns the same contribution with the rows of `broken` examples set to 0."""
+        cleared = copy.copy(self)
+        cleared.gradients = _clear(self.gradients, broken)
+        return cleared
 
 
 class Rows:

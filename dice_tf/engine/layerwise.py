@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from dice_tf.engine import local_gradients
-from dice_tf.engine.contributions import OuterProduct
+from dice_tf.engine.contributions import OuterProduct, Pooled
 from dice_tf.engine.engine import split_by_group
 from dice_tf.engine.gradient_sums import GradientSums
 from dice_tf.engine.loss import call_in_training, per_example_losses
@@ -96,11 +96,20 @@ def weighted_gradient_sums(
     squares = [[tf.zeros([count])] for _ in range(1 if groups is None else max(groups) + 1)]
     parts = {}
     with tf.control_dependencies(_batch_axis_checks(calls, batch)):
+        small = [{} for _ in squares]
         for key, (_, listed) in contributions.items():
             listed = [in_units(contribution, units.rows) for contribution in listed]
+            if Pooled.takes(listed):
+                small[group_of[key]][key] = listed[0]
+                continue
             of_variable, parts[key] = merged(listed, static_count)
             # XLA drops assertions, but there this fails if the batch axis is another.
             squares[group_of[key]].append(tf.reshape(of_variable, [count]))
+        for group, of_group in enumerate(small):
+            if of_group:
+                key, pool = ("small", group), Pooled(of_group)
+                parts[key], group_of[key] = [pool], group
+                squares[group].append(tf.reshape(pool.squared_norms(), [count]))
     squares = [rounding.add_up(of_group) for of_group in squares]
     squares = squares[0] if groups is None else tf.stack(squares, 1)
     norms = tf.sqrt(tf.where(squares < _NOTHING**2, tf.zeros_like(squares), squares))
@@ -195,8 +204,8 @@ def _weighted_sums(parts, group_of, groups):
     """Returns one `{id: sum}` for the heads and, if there are weights for them, the residuals.
 
     Args:
-        parts: `{id: contributions}`, by variable.
-        group_of: `{id: int}`, the group of each variable.
+        parts: `{key: contributions}`, by the id of a variable, or a `Pooled` of several.
+        group_of: `{key: int}`, the group of each.
         groups: List of pairs of norms and weights, one per group.
     """
     keys = list(parts)
@@ -217,7 +226,12 @@ def _weighted_sums(parts, group_of, groups):
         each = [sums_of(part, group_of[key]) for part in cleared[key]]
         of_kinds: Any = zip(*each, strict=True)
         flat += [tf.add_n(s) if len(s) > 1 else s[0] for s in of_kinds]
-    return [dict(zip(keys, flat[r::kinds], strict=True)) for r in range(kinds)]
+    sums = [dict(zip(keys, flat[r::kinds], strict=True)) for r in range(kinds)]
+    for key, (part, *_) in parts.items():
+        if isinstance(part, Pooled):
+            for of_kind in sums:
+                of_kind |= part.by_variable(of_kind.pop(key))
+    return sums
 
 
 def _without_broken(parts, finite):

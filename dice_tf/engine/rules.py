@@ -80,7 +80,7 @@ def register_rule(
     _rules[layer_class] = _Rule(rule, supports or (lambda layer, inputs: True), before_activation)
 
 
-def _rule_of(layer_class):
+def rule_of(layer_class):
     """Returns the rule of a class, or `None`."""
     if layer_class.__module__.startswith("keras_hub."):
         # Not above, because importing dice_tf must not import keras-hub.
@@ -92,7 +92,7 @@ def _rule_of(layer_class):
 
 def wants_activation_input(layer):
     """Whether the rule of a layer's class needs the input of its activation."""
-    rule = _rule_of(type(layer))
+    rule = rule_of(type(layer))
     return rule is not None and rule.before_activation and rule.run is None
 
 
@@ -105,7 +105,7 @@ def rule_for(layer, function, args, kwargs):
         args: Positional arguments of the call.
         kwargs: Keyword arguments of the call.
     """
-    rule = _rule_of(type(layer))
+    rule = rule_of(type(layer))
     if rule is None or getattr(function, "__func__", None) is not type(layer).call:
         return None
     inputs = args[0] if args else next(iter(kwargs.values()), None)

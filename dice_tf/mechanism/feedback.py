@@ -39,17 +39,20 @@ def direction_and_errors(head_sums, residual_sums, errors, mechanism: DiceMechan
     the paper's bounded-gradient assumption example by example; where no gradient
     exceeds C1 + C2 the two forms agree.
     """
-    heads = [head / mechanism.divisor for head in head_sums]
+    # One constant for all variables: a graph of many takes long to make ready.
+    divisor = tf.constant(mechanism.divisor, tf.float32)
+    heads = [head / divisor for head in head_sums]
     if mechanism.error_norm_clip == 0:
         return heads, []
-    residuals = [residual / mechanism.divisor for residual in residual_sums]
+    residuals = [residual / divisor for residual in residual_sums]
     if mechanism.bound_residuals:
         kept = [*residuals, *errors[: -len(heads)]]
         # Not `tf.add_n`, which on CPUs adds in an order that differs from run to run.
         total = lambda parts: parts[0] if len(parts) == 1 else tf.reduce_sum(tf.stack(parts), 0)
         fed_back = [total(errors[i :: len(heads)]) for i in range(len(heads))]
-        direction = [h + e / mechanism.feedback_steps for h, e in zip(heads, fed_back)]
-        return direction, kept
+        if mechanism.feedback_steps > 1:
+            fed_back = [e / mechanism.feedback_steps for e in fed_back]
+        return [h + e for h, e in zip(heads, fed_back)], kept
     clipped = mechanism.clip.bounded_error(errors, mechanism.error_norm_clip)
     direction = [h + c for h, c in zip(heads, clipped)]
     return direction, [e - c + r for e, c, r in zip(errors, clipped, residuals)]

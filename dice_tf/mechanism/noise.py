@@ -30,8 +30,8 @@ _PARITY = 0x1BD11BDA
 # sin(pi s) = s P(s^2) on [-1/2, 1/2], to 7e-9: interpolated at the Chebyshev nodes of s^2.
 _SINE = (0.07765591226793352, -0.5982904112804092, 2.550077386528565, -5.167710076668303,
          3.1415926400772025)  # fmt: skip
-# Entries from which a variable has a compiled draw of its own.
-_LARGE = 2**16
+# Entries from which a variable has a draw of its own: each size is compiled anew.
+_LARGE = 2**18
 # How many forks lead from the first process to this one.
 _forks = 0
 
@@ -123,7 +123,8 @@ def gaussian_noise(key, step, shapes, stddev):
     small = [index for index in sizes if index not in noise]
     pooled = sum(sizes[index] for index in small)
     if pooled:
-        pool = draws(small[0], max(1 << (pooled - 1).bit_length(), 1024))[:pooled]
+        eighth = 1 << max((pooled - 1).bit_length() - 4, 10)
+        pool = draws(small[0], -(-pooled // eighth) * eighth)[:pooled]
         noise.update(zip(small, tf.split(pool, [sizes[index] for index in small]), strict=True))
     return {index: tf.reshape(noise[index], shape) for index, shape in shapes.items()}
 

@@ -26,7 +26,7 @@ import keras
 import tensorflow as tf
 
 from dice_tf.checkpoints import released_models
-from dice_tf.checks import precision
+from dice_tf.checks import precision, unoptimised
 from dice_tf.distribution import multi_worker, shared_backups, strategies
 from dice_tf.errors import OptimizerArgumentError
 from dice_tf.ledger import admission, fit_data, sampling_passes, units
@@ -259,9 +259,7 @@ def _checking_first(model, function):
     building = f"dice_tf: building the private step of model '{model.name}', once."
 
     def step(iterator, is_first):
-        if not is_first:
-            return function(iterator)
-        with long_work.said(building, run.talks):
+        with unoptimised.rewritten_once(), long_work.said(building, run.talks and is_first):
             return function(iterator)
 
     @functools.wraps(function)

@@ -168,11 +168,14 @@ def _compare(model, data):
             model._symbolic_build(data_batch=(x, y, sample_weight))
     engine = functools.partial(engine_of(optimizer), model)
     # Without XLA the reference engine may corrupt memory where it is allowed with it only.
-    compiled = bool(model.jit_compile) and optimizer.gradient_engine == "vectorized"
+    traced = optimizer.gradient_engine == "vectorized"
+    compiled = bool(model.jit_compile) and traced
+    # Replicas share variables in a way that only their graphs know.
+    traced = traced or strategy.num_replicas_in_sync > 1
     together = optimizer.mechanism.rows_clipped_together
     with strategies.first_replica(strategy):
         compared = self_check.check_against_single_examples(
-            model, engine, x, y, sample_weight, compiled, together
+            model, engine, x, y, sample_weight, compiled, together, traced
         )
     if multi_worker.has_several_workers(strategy):
         # They must go on alike: whether the next batch is compared, too.
