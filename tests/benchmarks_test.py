@@ -22,6 +22,7 @@ import cell
 import models
 import noise
 import peers
+import products
 import protocol
 import real_models
 
@@ -346,6 +347,20 @@ def test_noise_is_timed_in_every_way(capsys):
     assert len(times) == 4 and all(value > 0 for value in times.values())
     printed = capsys.readouterr().out
     assert all(f"| {label} |" in printed for label in times)
+
+
+def test_gradients_of_kernels_are_timed_and_equal(monkeypatch, capsys):
+    monkeypatch.setattr(products, "_SIDE", 8)
+    monkeypatch.setattr(products, "_ENTRIES", 8)
+    speeds, times = products.run(parse(products, "--examples=3", "--rounds=1"))
+    printed = capsys.readouterr().out
+    assert min(speeds) > 0 and all(f"| {name} |" in printed for name in times)
+    for make, shape in products._CONVOLUTIONS.values():
+        arguments, functions = products._of_convolution(make, shape, examples=1)
+        both = functions["each"](*arguments).numpy()
+        summed = functions["summed"](*arguments).numpy().reshape(-1)
+        scales = arguments[2].numpy() * np.sum(summed**2)
+        np.testing.assert_allclose(both, scales * summed, rtol=1e-3, atol=1e-4 * np.abs(both).max())
 
 
 def test_every_program_is_a_bazel_target():

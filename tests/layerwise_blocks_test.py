@@ -115,6 +115,15 @@ def from_a_state(layer, places, mask):
     return keras.Model(inputs, L.Dense(3)(L.Flatten()(x)))
 
 
+def with_gaps(*stack, places=()):
+    """Recurrent layers whose masks leave out steps between others, each example its own."""
+    x = inputs = keras.Input((6, *places, 2))
+    seen = keras.ops.any(inputs > 0.3, axis=range(2, 3 + len(places)))
+    for layer in stack:
+        x = layer(x, mask=seen)
+    return keras.Model(inputs, L.Dense(3)(L.Flatten()(x)))
+
+
 ZOO = {
     "inverted_residual": lambda: image_model(inverted_residual, MANY),
     "inverted_residual_strides": lambda: image_model(lambda x: inverted_residual(x, 2), MANY),
@@ -140,8 +149,17 @@ ZOO = {
     "lstm_masked_from_a_state": lambda: from_a_state(L.LSTM(3), (), mask=True),
     "lstm_masked_backwards": lambda: from_a_state(
         L.LSTM(3, go_backwards=True, return_sequences=True), (), mask=True),
+    "zeros_from_a_state": lambda: from_a_state(
+        L.LSTM(3, return_sequences=True, zero_output_for_mask=True), (), mask=True),
+    "zeros_at_the_end": lambda: with_gaps(L.GRU(3, zero_output_for_mask=True, go_backwards=True)),
+    "zeros_simple": lambda: with_gaps(
+        L.SimpleRNN(3, zero_output_for_mask=True, go_backwards=True, return_sequences=True)),
+    "zeros_conv_lstm": lambda: with_gaps(
+        L.ConvLSTM2D(2, 2, zero_output_for_mask=True, return_sequences=True), places=(3, 3)),
+    "bidirectional_masked": lambda: with_gaps(
+        L.Bidirectional(L.LSTM(3, return_sequences=True)), L.Bidirectional(L.GRU(2))),
 }  # fmt: skip
-XLA = {"inverted_residual", "convnext_block", "conv_lstm", "normalisations"}
+XLA = {"inverted_residual", "convnext_block", "conv_lstm", "normalisations", "zeros_from_a_state"}
 # Every layer but that of a user has a rule.
 ONE_BY_ONE = {"convnext_block": {"LayerScale"}}
 

@@ -93,6 +93,31 @@ def test_separable_convolutions(
 
 @settings(max_examples=15, deadline=None, derandomize=True, database=None)
 @given(
+    kernel=st.lists(st.integers(1, 4), min_size=2, max_size=2), largest=st.integers(4, 7),
+    rank=st.integers(1, 2), stride=sizes, multiplier=sizes, channels=sizes,
+    padding=st.sampled_from(["valid", "same"]),
+    extra=st.lists(st.integers(0, 5), min_size=2, max_size=2),
+)  # fmt: skip
+def test_large_depthwise_kernels(
+    kernel, largest, rank, stride, multiplier, channels, padding, extra
+):
+    kernel = [largest, *kernel][:rank]
+    layer = [L.DepthwiseConv1D, L.DepthwiseConv2D][rank - 1](
+        kernel, strides=stride, padding=padding, depth_multiplier=multiplier
+    )
+    if padding == "same":
+        # Down to a single pixel.
+        spatial = [1 + e for e in extra[:rank]]
+    else:
+        spatial = [k + e for k, e in zip(kernel, extra, strict=False)]
+    x = np.random.RandomState(0).randn(3, *spatial, channels).astype("float32")
+    with unittest.mock.patch.object(rules_conv, "_apart", wraps=rules_conv._apart) as as_kernel:
+        check(layer, x)
+    assert as_kernel.called
+
+
+@settings(max_examples=15, deadline=None, derandomize=True, database=None)
+@given(
     kernel=st.lists(st.integers(1, 5), min_size=2, max_size=2),
     strides=st.lists(st.integers(1, 4), min_size=2, max_size=2),
     extra=st.lists(st.integers(0, 3), min_size=2, max_size=2),

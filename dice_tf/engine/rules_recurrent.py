@@ -32,11 +32,12 @@ def supports(layer, inputs):
 
 
 def is_plain(layer):
-    """Whether a layer has outputs that are states, and nothing that is drawn or kept."""
+    """Whether a layer has outputs that are states or zeros, and nothing that is drawn or kept."""
     return not (
         layer.return_state
         or layer.stateful
-        or layer.zero_output_for_mask
+        # There Keras takes the mask of a reversed sequence in the wrong order.
+        or (layer.zero_output_for_mask and layer.unroll)
         or layer.cell.dropout
         or layer.cell.recurrent_dropout
     )
@@ -75,15 +76,32 @@ def run_on_gates(layer, function, gates, args, kwargs, step):
         step: What its cell does in place of `call`: a function of the cell, gates and states.
 
     Returns:
-        Pair of the layer's output and the sequences of gates and outputs, in the order of time.
+        Pair of the layer's output and the sequences of gates and states, in the order of time.
     """
     # Copies, because other threads may run the layer as it is.
     on_gates, cell_on_gates = shallow_copy(layer), shallow_copy(layer.cell)
     vars(cell_on_gates).update(call=functools.partial(step, layer.cell), _input_spec=None)
-    vars(on_gates).update(cell=cell_on_gates, return_sequences=True, use_cudnn=False)
-    sequence = function.__func__(on_gates, gates, *args[1:], **kwargs)
-    wanted = sequence if layer.return_sequences else sequence[:, -1]
-    return wanted, (gates, sequence)
+    vars(on_gates).update(
+        cell=cell_on_gates, return_sequences=True, use_cudnn=False, zero_output_for_mask=False
+    )
+    sequence = wanted = function.__func__(on_gates, gates, *args[1:], **kwargs)
+    mask = _given(args, kwargs).get("mask")
+    if layer.zero_output_for_mask and mask is not None:
+        # Put out in place of states, of which the next step takes the last one nevertheless.
+        shown = _along(mask, sequence, layer.go_backwards)
+        wanted = tf.where(shown, sequence, tf.zeros_like(sequence))
+    return wanted if layer.return_sequences else wanted[:, -1], (gates, sequence)
+
+
+def _given(args, kwargs):
+    """Arguments of the call of a recurrent layer by name."""
+    return {**dict(zip(("sequences", "initial_state", "mask"), args, strict=False)), **kwargs}
+
+
+def _along(mask, sequence, backwards):
+    """A mask in the order of the loop, with as many axes as a sequence."""
+    mask = tf.cast(tf.reverse(mask, [1]) if backwards else mask, tf.bool)
+    return tf.reshape(mask, [*tf.unstack(tf.shape(mask)[:2]), *[1] * (sequence.shape.rank - 2)])
 
 
 def contributions(layer, call):
@@ -121,8 +139,7 @@ def contributions(layer, call):
 
 def outputs_before(layer, call):
     """Returns the output before every time step, float32 `[batch, time, ...]`, as looped over."""
-    given = dict(zip(("sequences", "initial_state", "mask"), call.args, strict=False))
-    given.update(call.kwargs)
+    given = _given(call.args, call.kwargs)
     initial, mask, (_, sequence) = given.get("initial_state"), given.get("mask"), call.remembered
     sequence = tf.cast(sequence, tf.float32)
     first = tf.zeros_like(sequence[:, :1])
@@ -131,9 +148,8 @@ def outputs_before(layer, call):
     first = tf.cast(tf.nest.flatten(initial)[0], tf.float32)[:, None]
     if mask is not None:
         # Keras puts out zeros until the first step that is not masked, but keeps the state.
-        mask = tf.reverse(mask, [1]) if layer.go_backwards else mask
-        size = [*tf.unstack(tf.shape(mask)[:2]), *[1] * (first.shape.rank - 2)]
-        started = tf.cumsum(tf.cast(tf.reshape(mask, size), tf.int32), 1) > 0
+        seen = _along(mask, sequence, layer.go_backwards)
+        started = tf.cumsum(tf.cast(seen, tf.int32), 1) > 0
         sequence = tf.where(started, sequence, first)
     return tf.concat([first, sequence[:, :-1]], 1)
 
