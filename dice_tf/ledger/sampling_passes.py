@@ -187,9 +187,8 @@ def _warn_of_discarded_steps(optimizer):
 
 
 def _is_other_order(optimizer, row_order):
-    return None not in (row_order, optimizer._private.row_order) and (
-        row_order != optimizer._private.row_order
-    )
+    # `None` is unknown.
+    return len({row_order, optimizer._private.row_order} - {None}) > 1
 
 
 def close_open_pass(optimizer, sampling, row_order=None):
