@@ -3,12 +3,11 @@
 """The one place where Keras is made to take private steps.
 
 Keras hands an optimizer only gradients that are already summed over the batch. So
-constructing a private optimizer wraps methods of Keras' TensorFlow trainer once:
-`train_step`, to take `private_train_step` instead; `make_train_function`, to check the
-gradients of the first batch; `train_on_batch`, to make sparse batches dense; `fit` and two
-methods below it, so that several replicas and workers take part in the same batches; and of
-`keras.Model` what files are made of (`released_models`). Models whose optimizer is not private
-keep Keras' own.
+constructing a private optimizer wraps methods of `keras.Model` once: `train_step`, to take
+`private_train_step` instead; `make_train_function`, to check the gradients of the first batch;
+`train_on_batch`, to make sparse batches dense; `fit` and two methods below it, so that several
+replicas and workers take part in the same batches; and what files are made of
+(`released_models`). Models whose optimizer is not private keep Keras' own.
 
 The batches that gradients are compared on are taken from the pipeline of `fit` and handed back to
 its steps: only there does one see what a `map` makes of rows, and a second iterator would use up
@@ -49,7 +48,7 @@ _lock = threading.Lock()
 
 
 def install():
-    """Makes Keras' TensorFlow trainer take private steps for private optimizers.
+    """Makes Keras' models take private steps for private optimizers.
 
     Idempotent and thread-safe.
 
@@ -65,21 +64,15 @@ def install():
         )
     strategies.check_strategy()
     precision.use_float32_products()
-    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-
     with _lock:
-        if getattr(TensorFlowTrainer.train_step, "dispatches_private_steps", False):
+        if getattr(keras.Model.train_step, "dispatches_private_steps", False):
             return
-        for owner, methods in (
-            (TensorFlowTrainer, _METHODS),
-            (keras.Model, released_models.METHODS),
-        ):
-            for name, method in methods.items():
-                # Older versions of Keras have not all of these methods, nor the need for them.
-                stock = getattr(owner, name, None)
-                if stock is not None:
-                    setattr(owner, name, _in_place_of(stock, method))
-        TensorFlowTrainer.train_step.dispatches_private_steps = True
+        for name, method in {**_METHODS, **released_models.METHODS}.items():
+            # Older versions of Keras have not all of these methods, nor the need for them.
+            stock = getattr(keras.Model, name, None)
+            if stock is not None:
+                setattr(keras.Model, name, _in_place_of(stock, method))
+        setattr(keras.Model.train_step, "dispatches_private_steps", True)
 
 
 def _in_place_of(stock, method):
@@ -303,10 +296,8 @@ def _dataset_of(batches, spec):
     """
 
     def as_specified(*batch):
-        leaves = tf.nest.flatten(batch)
-        return tf.nest.pack_sequence_as(
-            spec, [_with_shape(*pair) for pair in zip(leaves, tf.nest.flatten(spec), strict=True)]
-        )
+        pairs = zip(tf.nest.flatten(batch), tf.nest.flatten(spec), strict=True)
+        return tf.nest.pack_sequence_as(spec, [_with_shape(*pair) for pair in pairs])
 
     parts = [tf.data.Dataset.from_tensors(batch).map(as_specified) for batch in batches]
     return functools.reduce(lambda left, right: left.concatenate(right), parts)
