@@ -7,8 +7,6 @@ computed from \\(C_1\\) and \\(C_2\\), so a rule has to have a proof that it kee
 same reason a class derived from one of the list is refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`PerLayerClipping`: every layer is clipped to thresholds of its own."""
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Mapping
 import dataclasses
