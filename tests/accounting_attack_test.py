@@ -12,7 +12,7 @@ import pytest
 from scipy import special, stats
 
 from dice_tf import accounting
-from dice_tf.accounting import loss_distribution
+from dice_tf.accounting import events, loss_distribution
 from dice_tf.errors import AccountingError
 from dice_tf.mechanism import DiceMechanism
 from dice_tf.sampling import (
@@ -156,7 +156,13 @@ def test_replace_special_reaches_the_accountant(monkeypatch):
     monkeypatch.setattr(loss_distribution.pld, "PLDAccountant", spy)
     run = make_mechanism(500, 6.0), ShuffledEpochs(5000, 500), 40, 1e-5
     accounting.compute_epsilon(*run, "pld")
+    assert not asked  # The distributions of rounds are our own: an empty example shifts nothing.
+    mixture = dp_accounting.GaussianDpEvent(2.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(events, "mixture_event", lambda *_: mixture)
+        epsilon = accounting.compute_epsilon(*run, "pld")
     assert set(asked) == {"REPLACE_SPECIAL"}
+    assert epsilon == pytest.approx(accountant().compose(mixture).get_epsilon(run[3]), rel=1e-3)
     del asked[:]
     # Where every step shows an example, an exchange is one Gaussian shift, twice as long.
     epsilon = accounting.compute_epsilon(*run, "pld", "replace_one")

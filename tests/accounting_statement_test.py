@@ -23,8 +23,8 @@ CYCLIC = CyclicPoissonSampling(60_000, 2048)
 
 GOLDEN = """\
 GUARANTEE
-  The model after 585 steps is (epsilon, delta)-differentially private with epsilon =
-  2.918 (RDP accountant) and delta = 1e-05; so is the sequence of all models on the way.
+  The model after 585 steps, with all models on the way, is (epsilon,
+  delta)-differentially private with epsilon = 2.918 (RDP accountant) and delta = 1e-05.
   Two data sets that cannot be told apart: one example is added or removed
   (add_or_remove_one).
   epsilon by the RDP accountant: 2.918
@@ -150,7 +150,7 @@ def test_no_printed_number_is_below_the_true_one():
     assert "(infinite, 0.1)-" in str(PrivacyGuarantee(math.inf, 0.1, "replace_one", "rdp", 3))
     delta = 1.2345644e-6
     text = accounting.privacy_statement(make_mechanism(), CYCLIC, 2, delta)
-    printed = re.findall(r"delta = (\S+);", squeezed(text))
+    printed = re.findall(r"delta = (\S+)\. ", squeezed(text))
     printed += re.findall(r"^  delta +(\S+)$", text, re.M)
     assert len(printed) == 2 and all(delta <= float(number) < 1.01 * delta for number in printed)
 

@@ -252,7 +252,7 @@ def test_epsilon_is_computed_seldom(monkeypatch):
     )
     callback.set_params({"epochs": 5, "steps": 10_000})
     # The most expensive case: every step is a round of its own.
-    monkeypatch.setattr(epsilon_callback, "is_unbounded", lambda mechanism: True)
+    monkeypatch.setattr(epsilon_callback.events, "is_unbounded", lambda mechanism: True)
     callback.on_train_begin()
     for epoch in range(5):
         callback.on_epoch_begin(epoch)

@@ -10,10 +10,12 @@ import sys
 
 from absl import app, flags
 
+from dice_tf import sampling as sampling_lib
 from dice_tf.accounting.calibration import calibrate_noise_multiplier
 from dice_tf.accounting.epsilon import ACCOUNTANTS
 from dice_tf.accounting.statement import privacy_statement
 from dice_tf.errors import DicePrivacyError
+from dice_tf.mechanism import DiceMechanism
 
 _NUM_EXAMPLES = flags.DEFINE_integer("num_examples", None, "Size N of the data set.")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", None, "Expected batch size B.")
@@ -47,10 +49,6 @@ _GROUP_SIZE = flags.DEFINE_integer(
 
 
 def _statement():
-    # Imported late, because sampling loads TensorFlow.
-    from dice_tf import sampling as sampling_lib
-    from dice_tf.mechanism import DiceMechanism
-
     sizes = dict(num_examples=_NUM_EXAMPLES.value, expected_batch_size=_BATCH_SIZE.value)
     if _SAMPLING.value == "cyclic":
         sampling = sampling_lib.CyclicPoissonSampling(**sizes, num_groups=_NUM_GROUPS.value)

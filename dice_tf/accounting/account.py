@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is known of the privacy of a run between neighbours: rounds, and a curve of epsilon."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 import functools
 import math
@@ -13,7 +11,7 @@ import dp_accounting
 
 from dice_tf.accounting import events
 from dice_tf.accounting.loss_distribution import loss_distribution_curve, supports
-from dice_tf.accounting.renyi import renyi_epsilon, warn_at_edge
+from dice_tf.accounting.renyi import renyi_curve, renyi_epsilon
 
 
 class Account(NamedTuple):
@@ -56,38 +54,26 @@ def account_of(mechanism, sampling, steps, delta, accountant, relation):
         # An empty example that is drawn takes a place, so it is not the same as an absent one.
         two_moves = events.is_amplified(sampling)
     rounds = run_rounds(mechanism, sampling, steps, delta, relation)
-
-    def curve(log_delta):
-        epsilon, order = renyi_epsilon(rounds, log_delta)
-        warn_at_edge(epsilon, order)
-        return epsilon
-
+    curve = renyi_curve(rounds)
     if accountant == "rdp":
         return Account(rounds, curve, None, 1 + two_moves, 1)
-    event = events.compose(rounds)
-    if events.is_unbounded(mechanism):
-        event = events.mixture_event(mechanism, sampling, steps) or event
-    special = None
     # dp_accounting takes other rounds for what they are, and an exchange moves those twice.
     sampled = all(r.sampling_probability < 1 for r in rounds) and not events.is_unbounded(mechanism)
     # Its pair is proven for shifts that are known when a window begins, not for thresholds that
     # move within it.
     known_shifts = mechanism.num_microbatches is None and not mechanism.moves
-    if two_moves and sampled and known_shifts:
-        special = dp_accounting.NeighboringRelation.REPLACE_ONE
-    elif relation == events.REPLACE_BY_EMPTY and not two_moves:
-        special = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
-    if special is not None and not supports(event, special):
-        special = None
-    exchange = special is dp_accounting.NeighboringRelation.REPLACE_ONE
-    known, delta_at = loss_distribution_curve(
-        event,
-        min(r.noise_multiplier for r in rounds),
+    event, special = events.compose(rounds), dp_accounting.NeighboringRelation.REPLACE_ONE
+    exchange = two_moves and sampled and known_shifts and supports(event, special)
+    if exchange:
         # What it falls back on must be about the same relation.
-        functools.partial(_two_moves, curve) if exchange else curve,
-        math.log(delta),
-        special,
-    )
+        curve = functools.partial(_two_moves, curve)
+    else:
+        event = events.mixture_event(mechanism, sampling, steps)
+        special = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
+        emptied = relation == events.REPLACE_BY_EMPTY and not two_moves
+        if event is None or not emptied or not supports(event, special):
+            special = None
+    known, delta_at = loss_distribution_curve(rounds, curve, math.log(delta), event, special)
     return Account(rounds, known, delta_at, 1 + two_moves, 1 + exchange)
 
 

@@ -2,11 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`true_positive_rates`: how many members an attacker can find, given its false accusations."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,13 +11,10 @@ from dice_tf.accounting import events, trade_off
 from dice_tf.accounting.account import account_of
 from dice_tf.checks.arguments import check_number
 from dice_tf.errors import AccountingError
+from dice_tf.mechanism import DiceMechanism
+from dice_tf.sampling import Sampling
 
 __all__ = ["true_positive_rates"]
-
-if TYPE_CHECKING:
-    # At run time it would load TensorFlow.
-    from dice_tf.mechanism import DiceMechanism
-    from dice_tf.sampling import Sampling
 
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
 

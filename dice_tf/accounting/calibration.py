@@ -2,12 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The noise, the number of steps or the batch size that a privacy budget allows."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scipy import optimize
 
@@ -15,13 +13,9 @@ from dice_tf.accounting import events
 from dice_tf.accounting.epsilon import compute_epsilon
 from dice_tf.checks.arguments import check_integer, check_number
 from dice_tf.errors import AccountingError
-from dice_tf.mechanism import PRIVACY_ARGUMENTS, DiceMechanism
-
-if TYPE_CHECKING:
-    # At run time it would load TensorFlow.
-    from dice_tf.mechanism import PiecewiseSchedule
-    from dice_tf.mechanism.clipping import Clip
-    from dice_tf.sampling import Sampling
+from dice_tf.mechanism import PRIVACY_ARGUMENTS, DiceMechanism, PiecewiseSchedule
+from dice_tf.mechanism.clipping import Clip
+from dice_tf.sampling import Sampling
 
 __all__ = ["calibrate_batch_size", "calibrate_noise_multiplier", "calibrate_steps"]
 
@@ -85,33 +79,26 @@ def calibrate_noise_multiplier(
     >>> round(calibrate_noise_multiplier(2.7, 1e-5, sampling, sampling.steps(epochs=20)), 2)
     3.05
     """
-    # All arguments of the mechanism that are arguments here; the sampling has one more.
+    # All arguments of the mechanism that are arguments here; the sampling has two more.
     parameters = {name: value for name, value in locals().items() if name in PRIVACY_ARGUMENTS}
     target_epsilon, steps = _check_target(target_epsilon, steps)
     events.check_sampling(sampling)
     parameters["expected_batch_size"] = sampling.expected_batch_size
+    # However many views an optimizer clips besides: they cost nothing.
+    parameters["rows_per_unit"] = sampling.rows_per_unit
 
-    def epsilon_by(accountant):
-        return lambda noise_multiplier: compute_epsilon(
-            DiceMechanism(
-                noise_multiplier=noise_multiplier,
-                # However many views an optimizer clips besides: they cost nothing.
-                rows_per_unit=sampling.rows_per_unit,
-                **parameters,
-            ),
-            sampling,
-            steps,
-            delta,
-            accountant,
-            neighbouring_relation,
-            group_size=group_size,
-        )
+    def epsilon_of(accountant, noise_multiplier):
+        mechanism = DiceMechanism(noise_multiplier=noise_multiplier, **parameters)
+        run = mechanism, sampling, steps, delta
+        return compute_epsilon(*run, accountant, neighbouring_relation, group_size=group_size)
 
     # The fast accountant's answer is a good place to start from.
-    noise_multiplier = _smallest_noise(epsilon_by("rdp"), target_epsilon, 1.0, 2.0)
+    by_rdp = functools.partial(epsilon_of, "rdp")
+    noise_multiplier = _smallest_noise(by_rdp, target_epsilon, 1.0, 2.0)
     if accountant == "rdp":
         return noise_multiplier
-    return _smallest_noise(epsilon_by(accountant), target_epsilon, noise_multiplier, 1.15)
+    by_chosen = functools.partial(epsilon_of, accountant)
+    return _smallest_noise(by_chosen, target_epsilon, noise_multiplier, 1.15)
 
 
 def calibrate_steps(
@@ -157,31 +144,22 @@ def calibrate_steps(
     """
     target_epsilon, _ = _check_target(target_epsilon, 1)
 
-    def fits_by(accountant):
-        def fits(steps):
-            epsilon = compute_epsilon(
-                mechanism,
-                sampling,
-                steps,
-                delta,
-                accountant,
-                neighbouring_relation,
-                group_size=group_size,
-            )
-            return epsilon <= target_epsilon
-
-        return fits
+    def fits(accountant, steps):
+        run = mechanism, sampling, steps, delta
+        epsilon = compute_epsilon(*run, accountant, neighbouring_relation, group_size=group_size)
+        return epsilon <= target_epsilon
 
     # The fast accountant's answer is a good place to start from.
+    by_rdp, by_chosen = functools.partial(fits, "rdp"), functools.partial(fits, accountant)
     try:
-        start = _largest(fits_by("rdp"), _MOST_STEPS, target_epsilon, "optimizer step")
+        start = _largest(by_rdp, _MOST_STEPS, target_epsilon, "optimizer step")
     except AccountingError:
         if accountant == "rdp":
             raise
         start = 1
     if accountant == "rdp":
         return start
-    return _largest(fits_by(accountant), _MOST_STEPS, target_epsilon, "optimizer step", start)
+    return _largest(by_chosen, _MOST_STEPS, target_epsilon, "optimizer step", start)
 
 
 def calibrate_batch_size(
@@ -235,15 +213,10 @@ def calibrate_batch_size(
     unit = mechanism.num_microbatches or 1
 
     def fits(units):
-        replacement = {"expected_batch_size": units * unit}
+        batch = {"expected_batch_size": units * unit}
+        run = dataclasses.replace(mechanism, **batch), dataclasses.replace(sampling, **batch)
         epsilon = compute_epsilon(
-            dataclasses.replace(mechanism, **replacement),
-            dataclasses.replace(sampling, **replacement),
-            steps,
-            delta,
-            accountant,
-            neighbouring_relation,
-            group_size=group_size,
+            *run, steps, delta, accountant, neighbouring_relation, group_size=group_size
         )
         return epsilon <= target_epsilon
 

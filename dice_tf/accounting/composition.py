@@ -2,22 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """`compose_epsilon`: what several runs on the same data cost together."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 import math
-from typing import TYPE_CHECKING
 
 from dice_tf.accounting import events, units
 from dice_tf.accounting.account import run_rounds
 from dice_tf.accounting.epsilon import check_accountant
 from dice_tf.accounting.loss_distribution import loss_distribution_curve
-from dice_tf.accounting.renyi import renyi_epsilon, warn_at_edge
+from dice_tf.accounting.renyi import renyi_curve
 from dice_tf.errors import AccountingError
 from dice_tf.mechanism import DiceMechanism
-
-if TYPE_CHECKING:
-    from dice_tf.sampling import Sampling
+from dice_tf.sampling import Sampling
 
 __all__ = ["compose_epsilon"]
 
@@ -83,7 +78,7 @@ def composed_curve(runs, delta, accountant):
     delta = float(delta) if runs else events.check_delta(delta, 1)
     shuffled = any(not sampling.own_coins for _, sampling, _ in runs)
     known = all(isinstance(r, events.Round) for _, s, n in runs for r in s.accounted_rounds(1.0, n))
-    rounds, parts = [], []
+    rounds, parts, mixed = [], [], False
     for mechanism, sampling, steps in runs:
         if shuffled and mechanism.num_microbatches is not None and events.is_amplified(sampling):
             raise AccountingError(
@@ -99,21 +94,15 @@ def composed_curve(runs, delta, accountant):
         new = run_rounds(mechanism, sampling, steps, delta)
         rounds += new
         # dp_accounting composes it, but not with an event that it does not know.
-        tight = known and events.is_unbounded(mechanism)
-        tight = tight and events.mixture_event(mechanism, sampling, steps)
-        parts.append(tight or events.compose(new))
+        mixture = events.mixture_event(mechanism, sampling, steps) if known else None
+        mixed = mixed or mixture is not None
+        parts.append(mixture or events.compose(new))
     if not rounds:
         return lambda log_delta: 0.0
-
-    def curve(log_delta):
-        epsilon, order = renyi_epsilon(rounds, log_delta)
-        warn_at_edge(epsilon, order)
-        return epsilon
-
+    curve = renyi_curve(rounds)
     if accountant == "pld":
-        smallest = min(r.noise_multiplier for r in rounds)
-        event = events.compose_events(parts)
-        curve, _ = loss_distribution_curve(event, smallest, curve, math.log(delta))
+        event = events.compose_events(parts) if mixed else None
+        curve, _ = loss_distribution_curve(rounds, curve, math.log(delta), event)
     return curve
 
 

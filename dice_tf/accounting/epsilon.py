@@ -2,22 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Epsilon of a training run: `dp_event`, `guarantee` and `compute_epsilon`."""
 
-from __future__ import annotations
-
 import decimal
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import dp_accounting
 
 from dice_tf.accounting import events, trade_off, units
 from dice_tf.accounting.account import account_of, run_rounds
 from dice_tf.errors import AccountingError
-
-if TYPE_CHECKING:
-    # At run time it would load TensorFlow.
-    from dice_tf.mechanism import DiceMechanism
-    from dice_tf.sampling import Sampling
+from dice_tf.mechanism import DiceMechanism
+from dice_tf.sampling import Sampling
 
 __all__ = ["PrivacyGuarantee", "compute_epsilon", "dp_event", "guarantee"]
 
@@ -131,11 +126,8 @@ def dp_event(
     if mechanism.noise_multiplier == 0:
         return dp_accounting.NonPrivateDpEvent()
     relation = events.neighbouring_relation_of(sampling)
-    if accountant == "pld" and events.is_unbounded(mechanism):
-        event = events.mixture_event(mechanism, sampling, steps)
-        if event is not None:
-            return event
-    return events.compose(
+    mixture = events.mixture_event(mechanism, sampling, steps) if accountant == "pld" else None
+    return mixture or events.compose(
         run_rounds(mechanism, sampling, steps, 0.1 / sampling.num_examples, relation)
     )
 
@@ -270,16 +262,7 @@ def compute_epsilon(
 
     Source: as `guarantee`.
     """
-    found = guarantee(
-        mechanism,
-        sampling,
-        steps,
-        delta,
-        accountant,
-        neighbouring_relation,
-        group_size=group_size,
-    )
-    return found.epsilon
+    return guarantee(**locals()).epsilon  # Its arguments are the same.
 
 
 def check_accountant(accountant: str) -> None:

@@ -344,19 +344,19 @@ def mixture_event(mechanism, sampling, steps):
     rounding the number of turns up is safe.
 
     Args:
-        mechanism: `DiceMechanism` for which `is_unbounded` is true.
+        mechanism: The run's `DiceMechanism`.
         sampling: The run's sampling.
         steps: Int > 0.
 
     Returns:
-        A `dp_accounting.DpEvent`, or `None` without amplification and before dp_accounting
-        0.4.4.
+        A `dp_accounting.DpEvent`, or `None` with bounded residuals, without amplification and
+        before dp_accounting 0.4.4.
 
     Source: Choquette-Choo et al., "Privacy amplification for matrix mechanisms", 2023
     (mixture of Gaussians).
     """
     mixture_class = getattr(dp_event, "MixtureOfGaussiansDpEvent", None)
-    if mixture_class is None or not is_amplified(sampling):
+    if mixture_class is None or not (is_unbounded(mechanism) and is_amplified(sampling)):
         return None
     error = 2.0 * mechanism.error_norm_clip
     head = _head_shift(mechanism, sampling, ADD_OR_REMOVE_ONE)

@@ -2,14 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statements of several runs on the same data: of all of them, or of the best one alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 import decimal
 import math
-from typing import TYPE_CHECKING
 
-from dice_tf.accounting import events, repeated_selection, units
+from dice_tf.accounting import events, repeated_selection, statement_text, units
 from dice_tf.accounting import statement as of_one_run
 from dice_tf.accounting.composition import compose_epsilon
 from dice_tf.accounting.epsilon import (
@@ -20,18 +17,15 @@ from dice_tf.accounting.epsilon import (
     guarantee,
     up,
 )
+from dice_tf.accounting.statement_text import items, wrap
 from dice_tf.errors import AccountingError
+from dice_tf.mechanism import DiceMechanism
+from dice_tf.sampling import Sampling
 
 __all__ = ["compose_statement", "selection_statement"]
 
-if TYPE_CHECKING:
-    # At run time it would load TensorFlow.
-    from dice_tf.mechanism import DiceMechanism
-    from dice_tf.sampling import Sampling
-
 # The first item of a single run is about other runs.
-_NOT_COVERED = of_one_run._NOT_COVERED[1:]
-_wrap = of_one_run._wrap
+_NOT_COVERED = of_one_run.NOT_COVERED[1:]
 
 SCORE_DATA = {
     "public": "public data, which nobody's privacy depends on",
@@ -83,20 +77,14 @@ def compose_statement(
         )
     check_accountant(accountant)
     epsilons = {name: compose_epsilon(runs, delta, name) for name in ACCOUNTANTS}
-    total = epsilons[accountant]
     shuffled = any(not sampling.own_coins for _, sampling, _ in runs)
     relation = events.REPLACE_BY_EMPTY if shuffled else events.ADD_OR_REMOVE_ONE
-    which = "The one run below is" if len(runs) == 1 else f"All {len(runs)} runs below, taken"
-    which += "" if len(runs) == 1 else " together, are"
+    several = f"All {len(runs)} runs below, taken together, are"
+    which = several if len(runs) > 1 else "The one run below is"
+    subject = f"{which}, with every model on the way and every choice among them,"
     lines = [
-        _wrap(
-            f"{which} (epsilon, delta)-differentially private with epsilon = {up(total)} "
-            f"({accountant.upper()} accountant) and delta = {delta_up(delta)}, with every model "
-            "on their way and every choice among them. Two data sets that cannot be told apart: "
-            f"{events.NEIGHBOURING_RELATIONS[relation]} ({relation})."
-        ),
-        *_by_accountant(epsilons, accountant),
-        *_secrets(runs),
+        *statement_text.guarantee(subject, epsilons, accountant, delta, relation),
+        *statement_text.missing(runs, _draws_are_secret(runs)),
     ]
     alone = [{name: compute_epsilon(*run, delta, name) for name in ACCOUNTANTS} for run in runs]
     table = [
@@ -109,22 +97,22 @@ def compose_statement(
             f"{up(own['rdp']):>10}{up(own['pld']):>10}"
         )
     table.append(
-        _wrap(
-            "Noise is `noise_multiplier`; RDP and PLD are the epsilon of the run alone, at delta."
-        )
+        wrap("Noise is `noise_multiplier`; RDP and PLD are the epsilon of the run alone, at delta.")
     )
     added = math.fsum(own[accountant] for own in alone)
     deltas = float(decimal.Decimal(repr(float(delta))) * len(runs))
-    comparison = _wrap(
+    comparison = wrap(
         f"Adding up the epsilons of the runs gives {up(added)}, and their deltas "
         f"{delta_up(deltas)}. That holds, too, and is what composition saves."
     )
     others = ("Runs on the same data that are not in the list: they compose with these.",)
-    text = _text(
-        ("GUARANTEE", "\n".join(lines)),
-        ("RUNS", "\n".join(table)),
-        ("FOR COMPARISON", comparison),
-        ("NOT COVERED", _items(others + _NOT_COVERED)),
+    text = statement_text.sections(
+        {
+            "GUARANTEE": "\n".join(lines),
+            "RUNS": "\n".join(table),
+            "FOR COMPARISON": comparison,
+            "NOT COVERED": items(others + _NOT_COVERED),
+        }
     )
     # All runs draw the same units, which `compose_epsilon` has checked.
     return units.in_words_of(runs[0][1], text)
@@ -182,20 +170,12 @@ def selection_statement(
         for name in ACCOUNTANTS
         if name == accountant or not math.isinf(shape)
     }
-    total = epsilons[accountant]
     one = guarantee(*run, delta, accountant)
     law = _LAWS.get(shape, f"truncated negative binomial of shape {shape:g}")
+    subject = "The best model of the search, its hyperparameters and its score are, taken together,"
     lines = [
-        _wrap(
-            "The best model of the search, its hyperparameters and its score are, taken together, "
-            f"(epsilon, delta)-differentially private with epsilon = {up(total)} "
-            f"({accountant.upper()} accountant) and delta = {delta_up(delta)}. Two data sets that "
-            "cannot be told apart: "
-            f"{events.NEIGHBOURING_RELATIONS[one.neighbouring_relation]} "
-            f"({one.neighbouring_relation})."
-        ),
-        *_by_accountant(epsilons, accountant),
-        *_secrets([run]),
+        *statement_text.guarantee(subject, epsilons, accountant, delta, one.neighbouring_relation),
+        *statement_text.missing([run], _draws_are_secret([run])),
     ]
     rows = {
         "mean number of trials": f"{mean:g}",
@@ -218,17 +198,17 @@ def selection_statement(
         "Other searches and trainings on the same data, and a search that was begun anew or "
         "stopped because of its results: they compose.",
     )
-    own = of_one_run._parameters(mechanism, sampling, one, None)
+    own = of_one_run.parameters(mechanism, sampling, one, None)
     own = "\n".join(line for line in own.splitlines() if "draws are secret" not in line)
-    text = _text(
-        ("GUARANTEE", "\n".join(lines)),
-        ("SEARCH", "\n".join(f"  {name:<28}{value}" for name, value in rows.items())),
-        ("PARAMETERS OF ONE TRIAL", own),
-        (
-            "HOW IT IS ACCOUNTED",
-            _items(accounting) + "\n" + of_one_run._accounting(mechanism, sampling, steps),
-        ),
-        ("NOT COVERED", _items(not_covered + _NOT_COVERED)),
+    text = statement_text.sections(
+        {
+            "GUARANTEE": "\n".join(lines),
+            "SEARCH": statement_text.table(rows),
+            "PARAMETERS OF ONE TRIAL": own,
+            "HOW IT IS ACCOUNTED": f"{items(accounting)}\n"
+            + of_one_run.accounting(mechanism, sampling, steps),
+            "NOT COVERED": items(not_covered + _NOT_COVERED),
+        }
     )
     return units.in_words_of(sampling, text)
 
@@ -256,32 +236,5 @@ def check_score_data(score_data: str) -> None:
         )
 
 
-def _by_accountant(epsilons, chosen):
-    for name, epsilon in epsilons.items():
-        line = f"  epsilon by the {name.upper()} accountant: {up(epsilon)}"
-        yield line if name == chosen else f"{line} (for information: it holds, too)"
-
-
-def _secrets(runs):
-    """Yields what the guarantee does not hold without, of runs that have it not."""
-    if any(mechanism.noise_multiplier == 0 and steps for mechanism, _, steps in runs):
-        yield _wrap("A run adds no noise: there is NO privacy.")
-    if not all(mechanism.noise_is_secret for mechanism, _, _ in runs):
-        yield _wrap(
-            "Noise of a run was drawn from a seed that was set in the program: it is NOT secret. "
-            "The guarantee holds only towards readers who cannot learn or guess the seed."
-        )
-    if any(events.is_amplified(s) and s.seed is not None for _, s, _ in runs):
-        yield _wrap(
-            "Draws of a run came from a seed that was set in the program: they are NOT secret. "
-            "The guarantee holds only towards readers who cannot tell from the seed at which steps "
-            "an example was used."
-        )
-
-
-def _items(items):
-    return "\n".join(_wrap(item, "- ") for item in items)
-
-
-def _text(*sections):
-    return "\n\n".join(f"{title}\n{text}" for title, text in sections) + "\n"
+def _draws_are_secret(runs):
+    return not any(events.is_amplified(s) and s.seed is not None for _, s, _ in runs)

@@ -4,7 +4,6 @@
 
 import functools
 import math
-from typing import Any
 import warnings
 
 import dp_accounting
@@ -58,64 +57,44 @@ def _round_distribution(noise_multiplier, sampling_probability, interval):
     )
 
 
-def _distribution(event, interval, relation):
-    """Returns epsilon of delta and delta of epsilon; what `PLDAccountant` says of `event`.
+def _distribution(rounds, event, interval, relation):
+    """Returns epsilon of delta and delta of epsilon.
 
-    Most of its time goes into the distribution of one round, which does not depend on the
+    Most of the time goes into the distribution of one round, which does not depend on the
     number of rounds, and so is kept.
     """
-    exchange = relation is dp_accounting.NeighboringRelation.REPLACE_ONE
+    if event is not None:
+        accountant = pld.PLDAccountant(relation, interval).compose(event)
+        return accountant.get_epsilon, accountant.get_delta
     # An example that becomes empty is one that is removed: it shifts nothing when drawn.
-    if _is_known(event) and not exchange:
-        whole = _composition(event, interval)
-        return whole.get_epsilon_for_delta, whole.get_delta_for_epsilon
-    accountant = pld.PLDAccountant(relation, interval).compose(event)
-    return accountant.get_epsilon, accountant.get_delta
+    parts = [_of_rounds(one, interval) for one in rounds]
+    whole = functools.reduce(lambda left, right: left.compose(right), parts)
+    return whole.get_epsilon_for_delta, whole.get_delta_for_epsilon
 
 
-def _is_known(event):
-    """Whether an event is made of rounds whose distributions are kept."""
-    if isinstance(event, dp_accounting.ComposedDpEvent):
-        return all(map(_is_known, event.events))
-    if isinstance(event, dp_accounting.SelfComposedDpEvent):
-        return _is_known(event.event)
-    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
-        return isinstance(event.event, dp_accounting.GaussianDpEvent)
-    return isinstance(
-        event, (dp_accounting.GaussianDpEvent, random_allocation.RandomAllocationDpEvent)
-    )
+def _of_rounds(one, interval):
+    """Returns the loss distribution of the `count` rounds that a `Round` is."""
+    if isinstance(one, random_allocation.AllocatedRound):
+        epoch = _allocation_distribution(one.cycles, one.noise_multiplier, interval)
+        return epoch.self_compose(one.count)
+    if one.sampling_probability < 1.0:
+        turn = _round_distribution(one.noise_multiplier, one.sampling_probability, interval)
+        return turn.self_compose(one.count)
+    # Exact: n of them are one of a root of n times the shift.
+    return _round_distribution(one.noise_multiplier / one.count**0.5, 1.0, interval)
 
 
-def _composition(event, interval):
-    """Returns the loss distribution of an event that `_is_known`."""
-    if isinstance(event, dp_accounting.ComposedDpEvent):
-        parts = [_composition(part, interval) for part in event.events]
-        return functools.reduce(lambda left, right: left.compose(right), parts)
-    if isinstance(event, dp_accounting.SelfComposedDpEvent):
-        one: Any = event.event
-        if isinstance(one, dp_accounting.GaussianDpEvent):
-            # Exact: n of them are one of a root of n times the shift.
-            return _round_distribution(one.noise_multiplier / event.count**0.5, 1.0, interval)
-        return _composition(one, interval).self_compose(event.count)
-    if isinstance(event, random_allocation.RandomAllocationDpEvent):
-        return _allocation_distribution(event.cycles, event.noise_multiplier, interval)
-    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
-        turn: Any = event.event
-        return _round_distribution(turn.noise_multiplier, event.sampling_probability, interval)
-    return _round_distribution(event.noise_multiplier, 1.0, interval)
-
-
-def loss_distribution_curve(event, noise_multiplier, renyi_curve, log_delta, relation=None):
+def loss_distribution_curve(rounds, renyi_curve, log_delta, event=None, relation=None):
     """Returns epsilon as a function of log(delta), by privacy loss distributions.
 
     Falls back on the Renyi accountant, with a warning, where the distribution would be
     too large, fails, or resolves no epsilon.
 
     Args:
-        event: `dp_accounting.DpEvent`.
-        noise_multiplier: Float > 0, the smallest one in `event`.
+        rounds: List of `Round`s, which an example that is added, removed or becomes empty enters.
         renyi_curve: Function from log(delta) to a valid epsilon.
         log_delta: Float, where the curve will mainly be asked.
+        event: `dp_accounting.DpEvent` that says more of the run than its rounds, or `None`.
         relation: `dp_accounting.NeighboringRelation` that `event` supports; `None` for
             "add or remove one".
 
@@ -127,12 +106,13 @@ def loss_distribution_curve(event, noise_multiplier, renyi_curve, log_delta, rel
     rough = renyi_curve(log_delta)
     if rough == 0:
         return renyi_curve, None
-    interval = loss_interval(noise_multiplier, rough) if math.isfinite(rough) else None
+    smallest = min(r.noise_multiplier for r in rounds)
+    interval = loss_interval(smallest, rough) if math.isfinite(rough) else None
     if interval is None:
         _warn(f"the privacy loss (epsilon about {rough:.3g}) spans too wide a range")
         return renyi_curve, None
     try:
-        epsilon_at, delta_at = _distribution(event, interval, relation)
+        epsilon_at, delta_at = _distribution(rounds, event, interval, relation)
     except (MemoryError, OverflowError, ValueError) as error:
         _warn(f"the privacy loss distribution failed ({error})")
         return renyi_curve, None

@@ -2,15 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a statement says of thresholds and noise that change from step to step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 import math
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    # At run time it would load TensorFlow.
-    from dice_tf.mechanism import DiceMechanism
+from dice_tf.mechanism import DiceMechanism
 
 
 def parameters(mechanism: DiceMechanism, thresholds: Mapping[str, float] | None) -> dict[str, str]:

@@ -154,19 +154,8 @@ def paper_epsilon(
         )
     noise_stddev = check_number("noise_stddev", noise_stddev, error=AccountingError)
     # The closed form is a noise that is inversely proportional to epsilon.
-    closed = (
-        paper_noise_stddev(
-            1.0,
-            delta,
-            num_examples,
-            steps,
-            l2_norm_clip,
-            feedback_clip,
-            gradient_bound,
-            gradient_deviation,
-        )
-        / noise_stddev
-    )
+    g_tilde = l2_norm_clip, feedback_clip, gradient_bound, gradient_deviation
+    closed = paper_noise_stddev(1.0, delta, num_examples, steps, *g_tilde) / noise_stddev
     if form == "closed":
         return closed
     return math.sqrt(2) * closed + closed * closed / (2 * math.log(1 / delta))

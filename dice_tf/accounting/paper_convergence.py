@@ -157,17 +157,7 @@ def paper_gradient_bound(
 
     Source: Zhang et al., ICLR 2024, convergence theorem of DiceSGD.
     """
-    step_size = paper_step_size(
-        loss_gap,
-        smoothness,
-        num_parameters,
-        steps,
-        l2_norm_clip,
-        error_norm_clip,
-        noise_stddev,
-        gradient_deviation,
-        expected_batch_size,
-    )
+    step_size = paper_step_size(**locals())  # Its arguments are the same.
     # The two terms of the bound, D / (eta T) and L eta V / 2, are equal at this step size.
     return 4 * loss_gap / (step_size * steps)
 
@@ -226,14 +216,6 @@ def paper_best_steps(
     without_noise = _variance(
         num_parameters, l2_norm_clip, error_norm_clip, 0.0, gradient_deviation, batch
     )
-    of_one_step = paper_noise_stddev(
-        epsilon,
-        delta,
-        num_examples,
-        1,
-        l2_norm_clip,
-        batch * error_norm_clip,
-        gradient_bound,
-        gradient_deviation,
-    )
+    g_tilde = l2_norm_clip, batch * error_norm_clip, gradient_bound, gradient_deviation
+    of_one_step = paper_noise_stddev(epsilon, delta, num_examples, 1, *g_tilde)
     return max(1, round(without_noise / (num_parameters * of_one_step**2)))

@@ -161,6 +161,17 @@ def renyi_epsilon(rounds, log_delta):
     return max(0.0, epsilon), order
 
 
+def renyi_curve(rounds):
+    """Returns epsilon of a list of `Round`s as a function of log(delta), which may warn."""
+
+    def curve(log_delta):
+        epsilon, order = renyi_epsilon(rounds, log_delta)
+        warn_at_edge(epsilon, order)
+        return epsilon
+
+    return curve
+
+
 def warn_at_edge(epsilon, order):
     """Warns if the best order is an end of the whole grid: epsilon may then not be tight.
 

@@ -48,12 +48,10 @@ Redberg, Wang, "Privacy profiles for private selection", ICML 2024 (loss distrib
 above is complete without it).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy import optimize
@@ -66,11 +64,9 @@ from dice_tf.accounting.renyi import divergences_of, epsilon_per_order, warn_at_
 from dice_tf.checks.arguments import check_number
 from dice_tf.errors import AccountingError
 from dice_tf.mechanism import DiceMechanism
+from dice_tf.sampling import Sampling
 
 __all__ = ["selection_epsilon"]
-
-if TYPE_CHECKING:
-    from dice_tf.sampling import Sampling
 
 # More trials on average than anybody makes; beyond, gamma leaves the range of floats.
 _MOST_TRIALS = 1e6

@@ -9,8 +9,6 @@ residuals the smallest of the steps k + 1 to l + s (`DiceMechanism.sensitivity`)
 boundaries of the schedule that is the noise of the piece; near one, the smaller of both.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 
@@ -48,8 +46,9 @@ def scheduled_rounds(mechanism: Any, sampling: Any, steps: int, factor: float) -
     Returns:
         What `sampling.accounted_rounds` says of the rounds of each noise.
     """
-    size, delay = sampling.steps_per_round, _delay(mechanism)
-    count = sampling.rounds(steps)
+    size, count = sampling.steps_per_round, sampling.rounds(steps)
+    # For how many steps a residual is fed back.
+    delay = mechanism.feedback_steps if mechanism.error_norm_clip > 0 else 0
     separate = sampling.separates_entries(mechanism.feedback_steps)
 
     def multiplier_of(number):
@@ -69,8 +68,3 @@ def scheduled_rounds(mechanism: Any, sampling: Any, steps: int, factor: float) -
     for first, following in zip(edges, edges[1:], strict=False):
         of_noise[multiplier_of(first)] += following - first
     return [r for noise, n in of_noise.items() for r in sampling.accounted_rounds(noise, n * size)]
-
-
-def _delay(mechanism):
-    """Returns for how many steps a residual is fed back."""
-    return mechanism.feedback_steps if mechanism.error_norm_clip > 0 else 0

@@ -2,15 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`privacy_statement`: what a run guarantees, in words that a data officer can check."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 import dataclasses
+import functools
 import math
-import textwrap
-from typing import TYPE_CHECKING
 
-from dice_tf.accounting import events, moving, units
+from dice_tf.accounting import events, moving, statement_text, units
 from dice_tf.accounting.attack import true_positive_rates
 from dice_tf.accounting.epsilon import (
     ACCOUNTANTS,
@@ -21,19 +18,16 @@ from dice_tf.accounting.epsilon import (
     up,
 )
 from dice_tf.accounting.paper import NOT_A_GUARANTEE, paper_epsilon
-
-if TYPE_CHECKING:
-    # At run time it would load TensorFlow.
-    from dice_tf.mechanism import DiceMechanism
-    from dice_tf.sampling import Sampling
+from dice_tf.accounting.statement_text import items, wrap
+from dice_tf.mechanism import DiceMechanism
+from dice_tf.sampling import PoissonSampling, Sampling
 
 __all__ = ["privacy_statement"]
 
-_WIDTH = 88
 # The share of people found, at 0.1 % false accusations, from which a guarantee says nothing.
 _VACUOUS = 0.999
 
-_NOT_COVERED = (
+NOT_COVERED = (
     "Choices made by looking at several trainings on the same data (hyperparameter search, early "
     "stopping, picking the best run): each training has its own epsilon, and they compose.",
     "Losses, metrics and gradient norms of the training data that are displayed or logged: they "
@@ -115,23 +109,19 @@ def privacy_statement(
         draws_are_secret = sampling.seed is None
     group_size = events.check_group_size(group_size, sampling.num_examples)
     finds = _attacker(mechanism, sampling, chosen, group_size)
-    not_covered = (*_NOT_COVERED, _GROUPS[group_size > 1])
-    sections = (
-        ("GUARANTEE", _guarantee_text(mechanism, chosen, by_accountant, draws_are_secret, finds)),
-        ("PARAMETERS", _parameters(mechanism, sampling, chosen, draws_are_secret, thresholds)),
-        ("HOW IT IS ACCOUNTED", _accounting(mechanism, sampling, steps)),
-        ("FOR COMPARISON", _comparison(mechanism, sampling, by_accountant)),
-        (
-            "NOT COVERED",
-            "\n".join(_wrap(item, "- ") for item in units.not_covered(sampling, not_covered)),
-        ),
+    not_covered = units.not_covered(sampling, (*NOT_COVERED, _GROUPS[group_size > 1]))
+    text = statement_text.sections(
+        {
+            "GUARANTEE": _guarantee_text(
+                mechanism, sampling, chosen, by_accountant, draws_are_secret, finds
+            ),
+            "PARAMETERS": parameters(mechanism, sampling, chosen, draws_are_secret, thresholds),
+            "HOW IT IS ACCOUNTED": accounting(mechanism, sampling, steps),
+            "FOR COMPARISON": _comparison(mechanism, sampling, by_accountant),
+            "NOT COVERED": items(not_covered),
+        }
     )
-    text = "\n\n".join(f"{title}\n{text}" for title, text in sections) + "\n"
     return units.in_words_of(sampling, text)
-
-
-def _wrap(text, first="  "):
-    return textwrap.fill(text, _WIDTH, initial_indent=first, subsequent_indent="  ")
 
 
 def _percent(rate):
@@ -141,21 +131,16 @@ def _percent(rate):
 
 def _attacker(mechanism, sampling, chosen, group_size):
     """Returns paragraphs on what an attacker finds: one example, and a group of them."""
-    relation = chosen.neighbouring_relation
-    arguments = (mechanism, sampling, chosen.steps)
-    found = true_positive_rates(*arguments, neighbouring_relation=relation)
-    listed = "{}, {} or {}".format(*map(_percent, found))
+    run, relation = (mechanism, sampling, chosen.steps), chosen.neighbouring_relation
+    rates = functools.partial(true_positive_rates, *run, neighbouring_relation=relation)
+    listed = "{}, {} or {}".format(*map(_percent, rates()))
     notes = [
         "An attacker who sees all of these models, and wrongly accuses 0.1 %, 1 % or 10 % of the "
         f"examples that were not used, rightly accuses at most {listed} of those that were."
     ]
     if group_size > 1:
-        group = guarantee(
-            *arguments, chosen.delta, chosen.accountant, relation, group_size=group_size
-        )
-        found = true_positive_rates(
-            *arguments, neighbouring_relation=relation, group_size=group_size
-        )
+        group = guarantee(*run, chosen.delta, chosen.accountant, relation, group_size=group_size)
+        found = rates(group_size=group_size)
         listed = "{}, {} or {}".format(*map(_percent, found))
         says = "the guarantee is VACUOUS: " if found[0] >= _VACUOUS else ""
         notes.append(
@@ -166,42 +151,18 @@ def _attacker(mechanism, sampling, chosen, group_size):
     return notes
 
 
-def _guarantee_text(mechanism, chosen, by_accountant, draws_are_secret, finds):
-    relation = events.NEIGHBOURING_RELATIONS[chosen.neighbouring_relation]
-    text = (
-        f"The model after {chosen.steps} steps is (epsilon, delta)-differentially private with "
-        f"epsilon = {up(chosen.epsilon)} ({chosen.accountant.upper()} accountant) and "
-        f"delta = {delta_up(chosen.delta)}; "
-        "so is the sequence of all models on the way. Two data sets that cannot be told apart: "
-        f"{relation} ({chosen.neighbouring_relation})."
-    )
-    notes = [_wrap(text)]
-    for result in by_accountant:
-        # Both hold. Which one a run goes by is decided before it, not by the result.
-        line = f"  epsilon by the {result.accountant.upper()} accountant: {up(result.epsilon)}"
-        notes.append(line if result is chosen else f"{line} (for information: it holds, too)")
-    notes += map(_wrap, finds)
-    if mechanism.noise_multiplier == 0:
-        notes.append(_wrap("No noise is added: there is NO privacy."))
-    if not mechanism.noise_is_secret:
-        notes.append(
-            _wrap(
-                "The noise was drawn from a seed that was set in the program: it is NOT secret. "
-                "The guarantee holds only towards readers who cannot learn or guess the seed."
-            )
-        )
-    if draws_are_secret is False:
-        notes.append(
-            _wrap(
-                "Draws came from a seed that was set in the program: they are NOT secret. The "
-                "guarantee holds only towards readers who cannot tell from the seed at which steps "
-                "an example was used."
-            )
-        )
-    return "\n".join(notes)
+def _guarantee_text(mechanism, sampling, chosen, by_accountant, draws_are_secret, finds):
+    subject = f"The model after {chosen.steps} steps, with all models on the way, is"
+    epsilons = {result.accountant: result.epsilon for result in by_accountant}
+    relation = chosen.neighbouring_relation
+    says = statement_text.guarantee(subject, epsilons, chosen.accountant, chosen.delta, relation)
+    run = mechanism, sampling, chosen.steps
+    lacks = statement_text.missing([run], draws_are_secret is not False)
+    return "\n".join([*says, *map(wrap, finds), *lacks])
 
 
-def _parameters(mechanism, sampling, result, draws_are_secret, thresholds=None):
+def parameters(mechanism, sampling, result, draws_are_secret, thresholds=None):
+    """Returns the table of what epsilon depends on."""
     first = " at first" if mechanism.moves else ""
     rows = {
         f"number of {units.word(sampling)}s N": sampling.num_examples,
@@ -226,10 +187,11 @@ def _parameters(mechanism, sampling, result, draws_are_secret, thresholds=None):
         "draws are secret": "not needed" if draws_are_secret is None else draws_are_secret,
         "accountant": result.accountant.upper(),
     }
-    return "\n".join(f"  {name:<28}{value}" for name, value in rows.items())
+    return statement_text.table(rows)
 
 
-def _accounting(mechanism, sampling, steps):
+def accounting(mechanism, sampling, steps):
+    """Returns the list of how draws, feedback and clipping are accounted."""
     notes = [sampling.description(steps)]
     if mechanism.clip.statement() is not None:
         notes.append(mechanism.clip.statement())
@@ -263,15 +225,15 @@ def _accounting(mechanism, sampling, steps):
                 "Drawing one more example also moves another one to a different microbatch: it is "
                 "doubled again."
             )
-    return "\n".join(_wrap(note, "- ") for note in notes)
+    return items(notes)
 
 
 def _comparison(mechanism, sampling, by_accountant):
     c1, c2 = mechanism.l2_norm_clip, mechanism.error_norm_clip
     per_layer = mechanism.clip.name == "per_layer"
-    steps, delta, relation = by_accountant[0].steps, by_accountant[0].delta, None
-    if by_accountant[0].neighbouring_relation == events.REPLACE_ONE:
-        relation = events.REPLACE_ONE
+    steps, delta = by_accountant[0].steps, by_accountant[0].delta
+    exchange = by_accountant[0].neighbouring_relation == events.REPLACE_ONE
+    relation = events.REPLACE_ONE if exchange else None
     rows = [("this run", *(up(result.epsilon) for result in by_accountant))]
     plain = plain_sampling(sampling)
     baselines = [(c1, "C1")] if c2 else []
@@ -303,7 +265,7 @@ def _comparison(mechanism, sampling, by_accountant):
             note += " Clipping to C1 + C2 discards as little of each gradient as this run does"
             # A layer may be longer than its share while the whole is short.
             note += ", if layers are long in proportion to their shares." if per_layer else "."
-        lines.append(_wrap(note))
+        lines.append(wrap(note))
     return "\n".join(lines + [_paper_text(mechanism, sampling, steps, delta)])
 
 
@@ -311,16 +273,14 @@ def plain_sampling(sampling):
     """Returns the sampling of the DP-SGD that a run is compared with, of the same neighbours."""
     if not sampling.own_coins:
         return sampling
-    from dice_tf.sampling import PoissonSampling
-
     return PoissonSampling(sampling.num_examples, sampling.expected_batch_size)
 
 
 def _paper_text(mechanism, sampling, steps, delta):
     if mechanism.moves:
-        return _wrap("The paper's formula is about noise and thresholds that never change.")
+        return wrap("The paper's formula is about noise and thresholds that never change.")
     if steps == 0 or mechanism.noise_multiplier == 0:
-        return _wrap("The paper's formula says nothing about a run without steps or noise.")
+        return wrap("The paper's formula says nothing about a run without steps or noise.")
     # The paper's C is on the scale of the sum; its error is clipped to C/B.
     scale = mechanism.divisor if events.is_unbounded(mechanism) else 1
     arguments = (
@@ -331,7 +291,7 @@ def _paper_text(mechanism, sampling, steps, delta):
         mechanism.l2_norm_clip,
         mechanism.error_norm_clip * scale,
     )
-    return _wrap(
+    return wrap(
         f"Thm 3.2 of Zhang et al. (2024) would claim epsilon = {paper_epsilon(*arguments):.3f}, "
         f"its own Renyi sum {paper_epsilon(*arguments, form='renyi'):.3f} ({NOT_A_GUARANTEE})."
     )

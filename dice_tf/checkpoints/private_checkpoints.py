@@ -59,7 +59,7 @@ class PrivateState:
         self.noise_draws = self.process_draws = None
         # Draws of the second key that nobody used here; then steps of this object.
         self.draws_left_out, self.fit_ended_at, self.loop_steps_before = 0, 0, 0
-        # From a sampler with a seed to its state, and the step at which its draws began.
+        # From samplers with a seed to the last equal one, and the step at which its draws began.
         self.seeded = {}
         # Whether `fit` is what takes the steps, for Python and for compiled steps.
         self.is_in_fit, self.in_fit = False, None
@@ -164,7 +164,8 @@ def private_variables(private, mechanism):
     variables.update({f"error_{i}": error for i, error in enumerate(private.errors)})
     if private.noise_key.seed is None:
         variables["noise_key"] = private.noise_key.variable
-    return {f"{_prefix(mechanism)}_{name}": variable for name, variable in variables.items()}
+    prefix = f"{_PREFIX}{_digest(mechanism):016x}"
+    return {f"{prefix}_{name}": variable for name, variable in variables.items()}
 
 
 def trackable(private, mechanism):
@@ -344,10 +345,6 @@ def note_row_order(private, row_order):
 def _write(private, values):
     private.sampler_in_use = values
     private.sampler.assign(np.asarray(values, dtype=np.int64))
-
-
-def _prefix(mechanism):
-    return f"{_PREFIX}{_digest(mechanism):016x}"
 
 
 def _digest(value):

@@ -45,17 +45,14 @@ def assign_on_every_replica(variables, values):
         values: List of tensors, the same on every replica: nothing is reduced here.
     """
 
-    def update(strategy, variables, values):
+    def update(strategy, *values):
         for variable, value in zip(variables, values, strict=True):
             strategy.extended.update(
                 variable.value, lambda v, new: v.assign(new), args=(value,), group=False
             )
 
-    tf.__internal__.distribute.interim.maybe_merge_call(
-        lambda strategy, *values: update(strategy, variables, values),
-        tf.distribute.get_strategy(),
-        *values,
-    )
+    strategy = tf.distribute.get_strategy()
+    tf.__internal__.distribute.interim.maybe_merge_call(update, strategy, *values)
 
 
 def check_strategy():

@@ -26,8 +26,7 @@ def steps_of_fit(optimizer, found):
     """
     private = optimizer._private
     names = {provenance.sampling_name(source.sampling) for source in found}
-    counts = admission.draw_counts(found)
-    drawn_before = sum(map(sum, counts))
+    drawn_before = admission.batches_drawn(found)
     began, outer = private.steps_here(), private.is_in_fit
     private.loop_steps_before += began - private.fit_ended_at
     private.fit_ended_at = began
@@ -39,7 +38,7 @@ def steps_of_fit(optimizer, found):
         private.fit_ended_at = private.steps_here()
         if len(names) == 1:
             taken = private.fit_ended_at - began
-            drawn = min(taken, sum(map(sum, counts)) - drawn_before)
+            drawn = min(taken, admission.batches_drawn(found) - drawn_before)
             with SamplingState.lock:
                 SamplingState.drawn_for_loops[names.pop()] -= drawn
             private.loop_steps_before += taken - drawn
@@ -97,16 +96,15 @@ def check_seed(optimizer, sampling):
     if not sampling.amplified or sampling.seed is None:
         return
     private, steps = optimizer._private, int(optimizer.iterations.numpy())
-    state, began = private.seeded.get(sampling, (sampling._state, steps))
-    behind = sampling.position < sampling.position_of(state)
-    if state is not sampling._state and began < steps and behind:
+    other, began = private.seeded.get(sampling, (sampling, steps))
+    if other is not sampling and began < steps and sampling.position < other.position:
         raise SamplingError(
             f"Steps of this run were drawn by another object with this seed, {sampling!r}: the "
             "same batches would come again, in which an example counts double. Go on with that "
             "object, leave `seed` out, or take another one."
         )
-    if state is not sampling._state or sampling not in private.seeded:
-        private.seeded[sampling] = sampling._state, steps
+    if other is not sampling or sampling not in private.seeded:
+        private.seeded[sampling] = sampling, steps
         _warn_of_loaded_seeds(optimizer, sampling)
 
 

@@ -15,7 +15,7 @@ import warnings
 import tensorflow as tf
 
 from dice_tf.errors import SamplingError
-from dice_tf.ledger import provenance
+from dice_tf.ledger import provenance, row_counts
 from dice_tf.sampling import ShuffledEpochs
 
 _DEFAULT_BATCH_SIZE = 32  # That of `fit`, for arrays.
@@ -116,12 +116,7 @@ def check_rows(given, claims):
     """
     rows = _count_array_rows(given)
     for sampling in claims:
-        if not sampling.amplified and rows is not None and rows > sampling.num_examples:
-            raise SamplingError(
-                "Under `ShuffledEpochs` an epoch shows each example once, but this one holds "
-                f"{rows} rows, more rows than there are examples. Received: {sampling!r}. Declare "
-                "the true `num_examples`, and leave resampling out."
-            )
+        row_counts.check_epoch(sampling, rows or 0)
 
 
 @contextlib.contextmanager

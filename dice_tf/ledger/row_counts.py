@@ -66,14 +66,24 @@ def check(optimizer, sampling):
     Raises:
         SamplingError: If `sampling` is to show each example once per epoch.
     """
-    if sampling.amplified:
-        return
     _, most, largest = optimizer._private.row_counts.numpy().tolist()
     # Where every step counts as an epoch, `fit` may have called several of them one.
-    rows = largest if sampling.steps_per_epoch == 1 else most
-    if rows > sampling.num_examples:
+    check_epoch(sampling, largest if sampling.steps_per_epoch == 1 else most)
+
+
+def check_epoch(sampling, rows):
+    """Refuses an epoch of more rows than there are examples.
+
+    Args:
+        sampling: What the run is accounted with; only one without amplification is checked.
+        rows: Int.
+
+    Raises:
+        SamplingError: If there are more.
+    """
+    if not sampling.amplified and rows > sampling.num_examples:
         raise SamplingError(
-            "Under `ShuffledEpochs` an epoch shows each example once, but one of this run showed "
+            "Under `ShuffledEpochs` an epoch shows each example once, but one of this run has "
             f"{rows} rows, more rows than there are examples. Received: {sampling!r}. Declare the "
             "true `num_examples`; leave `repeat` and resampling out; keep the weights of a "
             "sampler's batches, which are 0 for padding."

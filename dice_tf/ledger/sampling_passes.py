@@ -131,7 +131,7 @@ def steps_of_fit(model, found, budgets):
             "counts from 0: its epsilon leaves them out. On the same data both trainings add up: "
             "`accounting.compose_epsilon`. To go on with one count, compile with the same "
             "optimizer, also after (un)freezing layers, and assign `optimizer.learning_rate`.",
-            stacklevel=4,
+            stacklevel=5,
         )
     before = provenance.read_record(optimizer)["steps"]
     try:
@@ -150,7 +150,7 @@ def steps_of_fit(model, found, budgets):
                 "`dice_tf.ShuffledEpochs`; of several trainings, choosing one costs the epsilon "
                 "of all.",
                 UnaccountedStepsWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
 
@@ -167,7 +167,7 @@ def warn_of_plain_steps(model):
             f"privacy, by {type(model.optimizer).__name__}: no epsilon, past or future, covers the "
             "data of this `fit`. Use public data here, or compile with the private optimizer "
             "again.",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -187,9 +187,8 @@ def _warn_of_discarded_steps(optimizer):
 
 
 def _is_other_order(optimizer, row_order):
-    return None not in (row_order, optimizer._private.row_order) and (
-        row_order != optimizer._private.row_order
-    )
+    # `None` is unknown.
+    return len({row_order, optimizer._private.row_order} - {None}) > 1
 
 
 def close_open_pass(optimizer, sampling, row_order=None):

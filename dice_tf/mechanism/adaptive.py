@@ -17,12 +17,7 @@ import tensorflow as tf
 
 from dice_tf.checks.arguments import check_number
 from dice_tf.errors import MechanismError
-from dice_tf.mechanism.clipping import (
-    SMALLEST_THRESHOLD,
-    VariableGroups,
-    thresholds,
-    weights_at_thresholds,
-)
+from dice_tf.mechanism.clipping import SMALLEST_THRESHOLD, Clip, VariableGroups, thresholds
 from dice_tf.mechanism.per_layer import PerLayerClipping
 
 __all__ = ["AdaptiveClipping"]
@@ -40,7 +35,7 @@ _COUNT_NOISE_PER_UNIT = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
-class AdaptiveClipping:
+class AdaptiveClipping(Clip):
     r"""Thresholds that follow a quantile of the gradients' norms, `clipping="adaptive"`.
 
     With norms \(n_i\), \(b_i = \frac{1}{2}\) if \(0 < n_i \le C_t\), \(-\frac{1}{2}\) if
@@ -99,8 +94,9 @@ class AdaptiveClipping:
     per_layer: bool = False
 
     name: ClassVar[str] = "adaptive"
-    threshold: ClassVar[float | None] = None
     sets_thresholds: ClassVar[bool] = True
+    # The error could not follow the thresholds.
+    residuals_of: ClassVar[str | None] = "example"
 
     def __post_init__(self) -> None:
         store = lambda name, value: object.__setattr__(self, name, value)
@@ -121,26 +117,9 @@ class AdaptiveClipping:
                 f"per_layer={self.per_layer!r}. All layers begin with equal shares."
             )
 
-    def check(self, mechanism: DiceMechanism) -> None:
-        """Refuses unbounded residuals, whose error no threshold of an example bounds."""
-        if mechanism.error_norm_clip > 0 and not mechanism.bound_residuals:
-            self.bounded_error([], mechanism.error_norm_clip)
-
     def groups(self, model: Any) -> VariableGroups | None:
         """Returns one group per layer in equal shares, or `None`: all variables are one."""
         return PerLayerClipping().groups(model) if self.per_layer else None
-
-    def weights(self, norms: Any, c1: Any, c2: Any, bound_residuals: bool) -> tuple[Any, Any]:
-        """Returns the weights of flat clipping at the thresholds of this step."""
-        return weights_at_thresholds(norms, c1, c2, bound_residuals)
-
-    def bounded_error(self, errors: list[Any], c2: float) -> list[Any]:
-        """Refuses: the error could not follow the thresholds."""
-        raise MechanismError(
-            'clipping="adaptive" bounds the residual of every example, so it needs '
-            "bound_residuals=True, the default. Received: bound_residuals=False. Leave it out, or "
-            'take clipping="flat".'
-        )
 
     def count_noise(self, units: int) -> float:
         """Returns y, the noise on the counts over how far one unit moves all of them.

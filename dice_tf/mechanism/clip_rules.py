@@ -2,12 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rules of clipping that a mechanism takes, by name or as an object.
 
-A rule that is not in this list is refused, even if it has the methods of `Clip`: epsilon is
+A rule that is not in this list is refused, even if it is derived from `Clip`: epsilon is
 computed from \\(C_1\\) and \\(C_2\\), so a rule has to have a proof that it keeps them. For the
 same reason a class derived from one of the list is refused.
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any

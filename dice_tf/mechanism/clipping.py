@@ -8,7 +8,7 @@ error that is fed back at the next ones. With groups of variables that is so for
 with the norm of the gradient of its variables. What is said here of an example holds for any
 clipped unit, such as a microbatch.
 
-A rule of clipping is a class with the four methods of `Clip`. Its bound, which privacy rests
+A rule of clipping is a class derived from `Clip`. Its bound, which privacy rests
 on, comes in two parts. The rule keeps head and residual of group \(l\) within the thresholds
 \(p_l C_1\) and \(p_l C_2\) that `clip_weights` gives it, and the shares have
 \(\sum_l p_l^2 = 1\). So over all variables they are at most \(C_1\) and \(C_2\) long, whatever
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import tensorflow as tf
 
@@ -49,8 +49,8 @@ class VariableGroups(NamedTuple):
     shares: tuple[float, ...]
 
 
-class Clip(Protocol):
-    """A rule of clipping.
+class Clip:
+    """A rule of clipping, and what most of them do: clip all variables as one, to thresholds.
 
     `dice_tf.mechanism.clip_rules` lists the rules that a mechanism takes: privacy rests on
     the bounds that `weights` and `bounded_error` promise, and nobody can see from outside
@@ -60,11 +60,13 @@ class Clip(Protocol):
         name: What `clipping=` takes for the rule with its defaults.
         threshold: The only value that `l2_norm_clip` may have, or `None` for any.
         sets_thresholds: Whether the rule decides how thresholds change, so that no schedule may.
+        residuals_of: Of what the residuals must be bounded, `None` if they need not be.
     """
 
     name: ClassVar[str]
-    threshold: ClassVar[float | None]
-    sets_thresholds: ClassVar[bool]
+    threshold: ClassVar[float | None] = None
+    sets_thresholds: ClassVar[bool] = False
+    residuals_of: ClassVar[str | None] = None
 
     def check(self, mechanism: DiceMechanism) -> None:
         """Refuses a mechanism whose parameters do not go with the rule.
@@ -72,7 +74,13 @@ class Clip(Protocol):
         Raises:
             MechanismError: If they do not.
         """
-        ...
+        unbounded = mechanism.error_norm_clip > 0 and not mechanism.bound_residuals
+        if unbounded and self.residuals_of is not None:
+            raise MechanismError(
+                f'clipping="{self.name}" bounds the residual of every {self.residuals_of}, so it '
+                "needs bound_residuals=True, the default. Received: bound_residuals=False. Leave "
+                'it out, or take clipping="flat".'
+            )
 
     def groups(self, model: Any) -> VariableGroups | None:
         """Returns the groups of a model's trainable variables, `None` if all are one.
@@ -83,7 +91,7 @@ class Clip(Protocol):
         Raises:
             MechanismError: If the rule does not fit the model.
         """
-        ...
+        return None
 
     def weights(self, norms: Any, c1: Any, c2: Any, bound_residuals: bool) -> tuple[Any, Any]:
         r"""Returns the head weights a and the residual weights b.
@@ -100,7 +108,7 @@ class Clip(Protocol):
         Returns:
             A pair of tensors like `norms`. Where n is infinite b may be anything.
         """
-        ...
+        return weights_at_thresholds(norms, c1, c2, bound_residuals)
 
     def bounded_error(self, errors: list[Any], c2: float) -> list[Any]:
         r"""Returns the part of an unbounded error that is fed back, at most \(C_2\) long.
@@ -109,15 +117,15 @@ class Clip(Protocol):
             errors: List of float32 tensors, the error e of all variables, as one vector.
             c2: Float > 0.
         """
-        ...
+        return clip_by_global_norm(errors, c2)
 
     def statement(self) -> str | None:
         """Returns what the privacy statement says of the rule, `None` for nothing."""
-        ...
+        return None
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the class, as JSON has them."""
-        ...
+        return {}
 
 
 def clip_weights(

@@ -2,29 +2,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """`PerLayerClipping`: every layer is clipped to thresholds of its own."""
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Mapping
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from dice_tf.checks.arguments import check_number
 from dice_tf.errors import MechanismError
-from dice_tf.mechanism.clipping import VariableGroups, weights_at_thresholds
+from dice_tf.mechanism.clipping import Clip, VariableGroups
 
 __all__ = ["PerLayerClipping"]
-
-if TYPE_CHECKING:
-    from dice_tf.mechanism import DiceMechanism
 
 # An error message has room for so many names of layers.
 _NAMES_SHOWN = 6
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class PerLayerClipping:
+class PerLayerClipping(Clip):
     r"""Thresholds per layer, `clipping="per_layer"`: a long layer does not shorten the others.
 
     With \(g_{i,l}\), the part of a gradient that belongs to the variables of layer \(l\), and
@@ -71,8 +66,8 @@ class PerLayerClipping:
     proportions: Any = None
 
     name: ClassVar[str] = "per_layer"
-    threshold: ClassVar[float | None] = None
-    sets_thresholds: ClassVar[bool] = False
+    # Their error would be clipped as a whole.
+    residuals_of: ClassVar[str | None] = "layer"
 
     def __post_init__(self) -> None:
         given = self.proportions
@@ -90,11 +85,6 @@ class PerLayerClipping:
 
     def __repr__(self) -> str:
         return f"PerLayerClipping({self.get_config()['proportions']})"
-
-    def check(self, mechanism: DiceMechanism) -> None:
-        """Refuses unbounded residuals, whose error is clipped as a whole."""
-        if mechanism.error_norm_clip > 0 and not mechanism.bound_residuals:
-            self.bounded_error([], mechanism.error_norm_clip)
 
     def groups(self, model: Any) -> VariableGroups:
         """Returns one group per layer that has trainable variables, in the model's order.
@@ -117,18 +107,6 @@ class PerLayerClipping:
         return VariableGroups(
             of_variables=tuple(numbers[owner] for owner in found),
             shares=tuple(weight / total for weight in weights),
-        )
-
-    def weights(self, norms: Any, c1: Any, c2: Any, bound_residuals: bool) -> tuple[Any, Any]:
-        """Returns the weights of flat clipping, with the norms and thresholds of every layer."""
-        return weights_at_thresholds(norms, c1, c2, bound_residuals)
-
-    def bounded_error(self, errors: list[Any], c2: float) -> list[Any]:
-        """Refuses: the error of all layers together would be clipped as a whole."""
-        raise MechanismError(
-            'clipping="per_layer" bounds the residual of every layer, so it needs '
-            "bound_residuals=True, the default. Received: bound_residuals=False. Leave it out, or "
-            'take clipping="flat".'
         )
 
     def statement(self) -> str:

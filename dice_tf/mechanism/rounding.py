@@ -26,8 +26,6 @@ than `MARGIN` = \(10^{-5}\), by which norms are raised before they become weight
 arithmetic the weighted gradient of no example is longer than its threshold.
 """
 
-import math
-
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
@@ -168,9 +166,4 @@ def global_norm(tensors):
     >>> float(global_norm([tf.constant([3.0]), tf.constant([[4.0, 12.0]])]))
     13.0
     """
-    flat = [tf.reshape(t, [_number_of_entries(t)]) for t in tensors]
-    return tf.sqrt(add_up([sums_of_squares(t) for t in flat]))
-
-
-def _number_of_entries(tensor):
-    return math.prod(tensor.shape) if tensor.shape.is_fully_defined() else -1
+    return tf.sqrt(add_up([sums_of_squares(tf.reshape(t, [-1])) for t in tensors]))

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from dice_tf.errors import MechanismError
 from dice_tf.mechanism import rounding
-from dice_tf.mechanism.clipping import clip_by_global_norm, weights_at_thresholds
+from dice_tf.mechanism.clipping import Clip
 
 if TYPE_CHECKING:
     from dice_tf.mechanism import DiceMechanism
@@ -21,7 +21,7 @@ STABILITY = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
-class FlatClipping:
+class FlatClipping(Clip):
     r"""One pair of thresholds for the whole gradient, `clipping="flat"`.
 
     \[h_i = \mathrm{clip}(g_i, C_1), \qquad r_i = \mathrm{clip}(g_i - h_i, C_2)\]
@@ -30,33 +30,10 @@ class FlatClipping:
     """
 
     name: ClassVar[str] = "flat"
-    threshold: ClassVar[float | None] = None
-    sets_thresholds: ClassVar[bool] = False
-
-    def check(self, mechanism: DiceMechanism) -> None:
-        """Refuses nothing."""
-
-    def groups(self, model: Any) -> None:
-        """Returns `None`: all variables are one group."""
-
-    def weights(self, norms: Any, c1: Any, c2: Any, bound_residuals: bool) -> tuple[Any, Any]:
-        """Returns the weights of `dice_tf.mechanism.clipping.clip_weights`."""
-        return weights_at_thresholds(norms, c1, c2, bound_residuals)
-
-    def bounded_error(self, errors: list[Any], c2: float) -> list[Any]:
-        """Returns the error clipped to C2."""
-        return clip_by_global_norm(errors, c2)
-
-    def statement(self) -> None:
-        """Returns `None`."""
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns an empty dict."""
-        return {}
 
 
 @dataclasses.dataclass(frozen=True)
-class AutomaticClipping:
+class AutomaticClipping(Clip):
     r"""Every gradient over its own norm, `clipping="automatic"`: no thresholds to choose.
 
     With \(n_i = \lVert g_i \rVert\) and \(\gamma\) = `STABILITY`,
@@ -102,9 +79,6 @@ class AutomaticClipping:
                 "steps by the learning rate."
             )
 
-    def groups(self, model: Any) -> None:
-        """Returns `None`: all variables are one group."""
-
     def weights(self, norms: Any, c1: Any, c2: Any, bound_residuals: bool) -> tuple[Any, Any]:
         """Returns the weights of the formula above; both thresholds are 1."""
         head = 1.0 / (norms + STABILITY)
@@ -122,7 +96,3 @@ class AutomaticClipping:
             "Each gradient is divided by its own norm, and what is fed back is not longer than "
             "the result: the thresholds hold by construction."
         )
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns an empty dict."""
-        return {}

@@ -2,8 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`PrivacyPlan`: all that is public about a private training, decided before its first step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 import dataclasses
 import functools
@@ -18,6 +16,7 @@ from dice_tf.accounting.epsilon import check_accountant
 from dice_tf.accounting.events import check_delta, check_group_size
 from dice_tf.checks.arguments import check_integer, check_number
 from dice_tf.errors import AccountingError, MechanismError, SamplingError
+from dice_tf.ledger import runs
 from dice_tf.mechanism import PRIVACY_ARGUMENTS, DiceMechanism, PiecewiseSchedule, clip_rules
 from dice_tf.mechanism.clipping import Clip
 from dice_tf.mechanism.schedules import schedule_of
@@ -239,8 +238,7 @@ class PrivacyPlan:
                 f"calibrated with. Received: clipping={rule!r} (plan: {self.clipping!r}). Give "
                 "`clipping` to the plan, and leave it out of the optimizer."
             )
-        automatic = rule == "automatic"
-        if automatic and self.error_norm_clip_ratio not in (0.0, 1.0):
+        if rule == "automatic" and self.error_norm_clip_ratio not in (0.0, 1.0):
             raise MechanismError(
                 'With clipping="automatic" both thresholds are 1, or the second is 0, so the plan '
                 "must have error_norm_clip_ratio=1, or 0 for no error feedback. Received: "
@@ -301,16 +299,9 @@ class PrivacyPlan:
         Returns:
             Float >= 0, infinite without noise.
         """
-        steps = self.steps if steps is None else steps
-        return float(
-            accounting.compute_epsilon(
-                self.mechanism(),
-                self.sampling,
-                steps,
-                self.delta,
-                self.accountant,
-                group_size=self.group_size,
-            )
+        run = self.mechanism(), self.sampling, self.steps if steps is None else steps
+        return accounting.compute_epsilon(
+            *run, self.delta, self.accountant, group_size=self.group_size
         )
 
     def statement(self, model: keras.Model) -> str:
@@ -327,13 +318,11 @@ class PrivacyPlan:
             MechanismError: If its privacy arguments are not those of this plan.
             SamplingError: If its steps contradict the sampling.
         """
-        callback = EpsilonCallback(
-            self.sampling, self.delta, accountant=self.accountant, group_size=self.group_size
-        )
-        callback.set_model(model)
-        callback.accounted_steps()
+        runs.accounted_steps(model)
         self.check_follows(model)
-        return str(callback.statement())
+        return runs.run_statement(
+            model, self.sampling, self.delta, self.accountant, group_size=self.group_size
+        )
 
     def check_follows(self, model: keras.Model) -> None:
         """Refuses a model whose optimizer has other privacy arguments than this plan.

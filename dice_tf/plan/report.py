@@ -50,6 +50,7 @@ def report(plan: PrivacyPlan, why: Mapping[str, str]) -> str:
         return f" ({why[name]})" if name in why else ""
 
     sampling, ratio = plan.sampling, plan.error_norm_clip_ratio
+    people = f", for people with up to {plan.group_size} {word(sampling)}s"
     passes = sampling.steps_per_epoch * plan.batch_size / plan.num_examples
     groups = "" if sampling.num_groups == 1 else f", {sampling.num_groups} groups taking turns"
     steps = "1 step" if plan.feedback_steps == 1 else f"{plan.feedback_steps} steps"
@@ -77,7 +78,7 @@ def report(plan: PrivacyPlan, why: Mapping[str, str]) -> str:
         "noise on the mean": _noise_on_the_mean(plan),
         "delta": f"{delta_up(plan.delta)}{because('delta')}",
         "epsilon": f"{up(plan.epsilon())} by {plan.accountant.upper()}, the accountant of this "
-        f"plan; {up(epsilon_by_other)} by {other.upper()}{_of_whom(plan)}",
+        f"plan; {up(epsilon_by_other)} by {other.upper()}{people if plan.group_size > 1 else ''}",
         "noise and signal": "noise is as long as gradients that all agree in a model of "
         f"{size / plan.steps:.2g} parameters after one step, of {size:.2g} after all",
     }
@@ -103,13 +104,6 @@ def _movement(plan: PrivacyPlan) -> dict[str, str]:
     if plan.schedule is not None:
         rows["schedule"] = f"{plan.schedule}; the noise below is that of a factor of 1"
     return rows
-
-
-def _of_whom(plan: PrivacyPlan) -> str:
-    """Returns for whom epsilon is, if not for one example."""
-    if plan.group_size == 1:
-        return ""
-    return f", for people with up to {plan.group_size} {word(plan.sampling)}s"
 
 
 def _noise_on_the_mean(plan: PrivacyPlan) -> str:

@@ -25,7 +25,7 @@ from dice_tf.errors import AccountingError, SamplingError
 from dice_tf.mechanism import DiceMechanism
 from dice_tf.sampling import batches
 from dice_tf.sampling.owners import OfOwners, Owners
-from dice_tf.sampling.state import SamplingState, renew_in_forks
+from dice_tf.sampling.state import SamplingState, renewed_in_forks
 
 __all__ = ["Sampling"]
 
@@ -125,7 +125,7 @@ class Sampling(OfOwners, abc.ABC):
         # Not a field: two objects with equal parameters are equal and account alike.
         object.__setattr__(self, "_state", SamplingState(entropy))
         if seed is None:
-            renew_in_forks(self._state)
+            renewed_in_forks.add(self._state)
 
     # Callbacks are copied, and the batches counted for the object itself; nothing else changes.
     __copy__ = lambda self: self
@@ -240,11 +240,7 @@ class Sampling(OfOwners, abc.ABC):
     @property
     def position(self) -> int:
         """Int, number of steps from the first draw to the first of the next iteration."""
-        return self.position_of(self._state)
-
-    def position_of(self, state):
-        """Returns the `position` of an equal object, by its state."""
-        return state.iterations * self.steps_per_epoch + state.offset
+        return self._state.iterations * self.steps_per_epoch + self._state.offset
 
     def move_to(self, entropy, assignment, position):
         """Takes over the draws of an equal object; the next iteration begins at `position`.

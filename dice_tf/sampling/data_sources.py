@@ -195,6 +195,7 @@ def _source_fetcher(source, num_examples):
         to_array("x", leaf)
     example = elements.common_row(source) if whole else example
     leaves = tf.nest.flatten(example)
+    dtypes = [leaf.dtype for leaf in leaves]
 
     def fetch_rows(indices):
         if _is_bulk(source):
@@ -202,14 +203,10 @@ def _source_fetcher(source, num_examples):
         else:
             found = [source[i] for i in indices.tolist()]
         rows = tf.nest.flatten(elements.stack(found))
-        return [
-            elements.cast(*pair) for pair in zip(rows, (leaf.dtype for leaf in leaves), strict=True)
-        ]
+        return [elements.cast(*pair) for pair in zip(rows, dtypes, strict=True)]
 
     def fetch(indices):
-        rows = tf.numpy_function(
-            fetch_rows, [indices], [tf.as_dtype(leaf.dtype) for leaf in leaves]
-        )
+        rows = tf.numpy_function(fetch_rows, [indices], list(map(tf.as_dtype, dtypes)))
         shaped = [
             tf.ensure_shape(row, (None, *leaf.shape[1:]))
             # Outside of a graph a list of one comes back without the list.

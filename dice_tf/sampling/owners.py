@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whose rows are whose: people, who are drawn as a whole, a few rows of each at a time."""
 
+import dataclasses
 import hashlib
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from dice_tf.sampling.conversion import to_array
 Self = TypeVar("Self", bound="OfOwners")
 
 
+@dataclasses.dataclass(init=False, unsafe_hash=True)
 class Owners:
     """Which rows of a data set belong to which owner, and how many may take part at a time.
 
@@ -36,6 +38,10 @@ class Owners:
     (2, 3, Owners(rows_per_owner=2))
     """
 
+    rows_per_owner: int
+    # Private, as the ids are; only compared.
+    digest: bytes = dataclasses.field(repr=False)
+
     def __init__(self, owner_ids: Any, rows_per_owner: int) -> None:
         self.rows_per_owner = check_integer("rows_per_owner", rows_per_owner, error=SamplingError)
         ids = _ids(owner_ids)
@@ -44,19 +50,7 @@ class Owners:
         self._counts = counts.astype(np.int64)
         self._starts = np.cumsum(self._counts) - self._counts
         self._rows = np.argsort(number.reshape(-1), kind="stable").astype(np.int64)
-        # Private, as the ids are; only compared.
         self.digest = hashlib.sha256(number.astype(np.int64).tobytes()).digest()
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Owners):
-            return NotImplemented
-        return (self.rows_per_owner, self.digest) == (other.rows_per_owner, other.digest)
-
-    def __hash__(self) -> int:
-        return hash((self.rows_per_owner, self.digest))
-
-    def __repr__(self) -> str:
-        return f"Owners(rows_per_owner={self.rows_per_owner})"
 
     def rows_of(self, drawn: Any, weights: Any, rng: Any) -> tuple[Any, Any]:
         """Returns the rows that owners show in one batch, one owner after the other.

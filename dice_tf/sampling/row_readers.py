@@ -98,12 +98,10 @@ def _agrees(read, places, expected):
         return False
     if rows.shape != expected.shape or rows.dtype != expected.dtype:
         return False
+    if rows.dtype == object:
+        return bool(np.all(rows == expected))
     # Bytes, because NaN does not equal itself.
-    return (
-        bool(np.all(rows == expected))
-        if rows.dtype == object
-        else rows.tobytes() == expected.tobytes()
-    )
+    return rows.tobytes() == expected.tobytes()
 
 
 def _sparse_reader(name, value):

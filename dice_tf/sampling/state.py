@@ -12,22 +12,14 @@ import weakref
 
 import numpy as np
 
-_unseeded = weakref.WeakSet()
-
-
-def renew_in_forks(state):
-    """Gives processes that are forked from this one entropy of their own.
-
-    Args:
-        state: `SamplingState` of an object without a seed.
-    """
-    _unseeded.add(state)
+# Gives processes that are forked from this one entropy of their own.
+renewed_in_forks = weakref.WeakSet()
 
 
 def _renew_after_fork():
     # Another thread of the parent may have held it.
     SamplingState.lock = threading.Lock()
-    for state in _unseeded:
+    for state in renewed_in_forks:
         state.entropy, state.assignment = secrets.randbits(128), secrets.randbits(31)
         state.groups, state.numbered, state.offset = None, False, 0
 

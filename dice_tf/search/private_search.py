@@ -211,7 +211,7 @@ def private_search(
     best_model, earlier = None, weakref.WeakSet()
     while not record.is_done:
         values = record.begin_trial(draw_values)
-        own = fresh_sampling(sampling)
+        own = dataclasses.replace(sampling)  # Of equal parameters, with entropy of its own.
         trial = Trial(dict(values), own, delta, accountant, record.trial_directory)
         model, score = _results(train(trial))
         made = _check_trial(model, own, declared_run, (delta, accountant), earlier)
@@ -270,27 +270,6 @@ def _declared_run(run, delta, accountant):
             f"sampling={sampling!r}. Leave out `seed` of optimizer and sampler."
         )
     return mechanism, sampling, steps, delta, accountant or "rdp"
-
-
-def fresh_sampling(sampling: Sampling) -> Sampling:
-    """Returns a sampler of equal parameters, with entropy of its own.
-
-    Args:
-        sampling: A sampler without a seed.
-
-    Returns:
-        One of the same type.
-
-    Example:
-
-    >>> from dice_tf.sampling import PoissonSampling
-    >>> one = PoissonSampling(num_examples=80, expected_batch_size=8)
-    >>> other = fresh_sampling(one)
-    >>> other == one, other.entropy == one.entropy
-    (True, False)
-    """
-    fields = {field.name: getattr(sampling, field.name) for field in dataclasses.fields(sampling)}
-    return type(sampling)(**fields)
 
 
 def _results(returned):

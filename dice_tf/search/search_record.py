@@ -56,8 +56,7 @@ class SearchRecord:
             )
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.directory.chmod(0o700)
-        self._state = {"declared": declared, "number": draw_number(), "trials": []}
-        self._state["pending"] = None
+        self._state = {"declared": declared, "number": draw_number(), "trials": [], "pending": None}
         self._write()
 
     @property

@@ -45,16 +45,12 @@ def check_space(space):
     def draw():
         rng = np.random.default_rng(secrets.randbits(256))
         return {
-            name: _plain(name, choices(rng) if callable(choices) else _one_of(choices, rng))
+            name: _plain(name, choices(rng) if callable(choices) else secrets.choice(choices))
             for name, choices in space.items()
         }
 
     draw()
     return draw
-
-
-def _one_of(choices, rng):
-    return choices[int(rng.integers(len(choices)))]
 
 
 def _plain(name, value):
@@ -80,9 +76,8 @@ def is_hypermodel(train):
     tuner = sys.modules.get("keras_tuner")
     if tuner is None:
         return False
-    if isinstance(train, (tuner.Tuner, tuner.Oracle)) or (
-        isinstance(train, type) and issubclass(train, (tuner.Tuner, tuner.Oracle))
-    ):
+    kind = train if isinstance(train, type) else type(train)
+    if issubclass(kind, (tuner.Tuner, tuner.Oracle)):
         raise AccountingError(
             "A tuner decides what to try next by earlier results, or leaves out what was tried, "
             "and how many trials it makes is known: private selection is proven for independent "

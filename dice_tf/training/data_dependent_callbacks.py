@@ -34,7 +34,7 @@ def warn_of(callbacks):
             "metric of data outside the guarantee (validation_data=..., monitor='val_loss'), or "
             "leave the callback out. Examples with NaN gradients contribute nothing anyway.",
             DataDependentChoiceWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -9,13 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from dice_tf import accounting
+from dice_tf.accounting import events
 from dice_tf.accounting.epsilon import check_accountant, up
-from dice_tf.accounting.events import (
-    check_delta,
-    check_group_size,
-    check_sampling,
-    is_unbounded,
-)
 from dice_tf.checks.arguments import check_number
 from dice_tf.errors import AccountingError, BudgetExhaustedError, SamplingError
 from dice_tf.ledger import admission, claims, fit_data, provenance, runs
@@ -83,16 +78,16 @@ class EpsilonCallback(PassCallback):
         *,
         group_size: int = 1,
     ) -> None:
-        check_sampling(sampling)
+        events.check_sampling(sampling)
         super().__init__(sampling, [])
         self.sampling = sampling
-        self.delta = check_delta(delta, sampling.num_examples)
+        self.delta = events.check_delta(delta, sampling.num_examples)
         if target_epsilon is not None:
             target_epsilon = check_number("target_epsilon", target_epsilon, error=AccountingError)
         self.target_epsilon = target_epsilon
         check_accountant(accountant)
         self.accountant = accountant
-        self.group_size = check_group_size(group_size, sampling.num_examples)
+        self.group_size = events.check_group_size(group_size, sampling.num_examples)
         self._spent, self._trained_by = {}, None
         self._epoch_is_one_pass, self._length = True, None
 
@@ -138,13 +133,7 @@ class EpsilonCallback(PassCallback):
             AccountingError: If there is no model yet.
             SamplingError: If the steps made so far contradict the sampling.
         """
-        return runs.run_statement(
-            self._own_model,
-            self.sampling,
-            self.delta,
-            self.accountant,
-            group_size=self.group_size,
-        )
+        return runs.run_statement(self._own_model, self.sampling, **self._terms)
 
     def note_data(self, x, found, steps_per_epoch):
         """Learns from `fit` what Keras tells no callback: the data, and where epochs end.
@@ -154,7 +143,7 @@ class EpsilonCallback(PassCallback):
             found: List of the `admission.Source`s behind it.
             steps_per_epoch: What `fit` received so, or `None`.
         """
-        self._sources, self._draw_counts = found, admission.draw_counts(found)
+        self._sources = found
         length = fit_data.known_cardinality(x)
         self._epoch_is_one_pass = not isinstance(x, tf.distribute.DistributedDataset) and (
             steps_per_epoch in (None, length)
@@ -267,6 +256,11 @@ class EpsilonCallback(PassCallback):
         return self.model
 
     @property
+    def _terms(self) -> dict[str, Any]:
+        """By what epsilon is computed."""
+        return dict(delta=self.delta, accountant=self.accountant, group_size=self.group_size)
+
+    @property
     def _optimizer(self):
         return private_optimizer(self._own_model, runs.NEED)
 
@@ -274,16 +268,10 @@ class EpsilonCallback(PassCallback):
         mechanism = self._optimizer.mechanism
         # With bounded residuals the cost depends on the rounds alone.
         rounds = tuple(self.sampling.accounted_rounds(1.0, steps))
-        cost = steps if is_unbounded(mechanism) else rounds
+        cost = steps if events.is_unbounded(mechanism) else rounds
         if (mechanism, cost) not in self._spent:
-            self._spent[mechanism, cost] = accounting.compute_epsilon(
-                mechanism,
-                self.sampling,
-                steps,
-                self.delta,
-                accountant=self.accountant,
-                group_size=self.group_size,
-            )
+            epsilon = accounting.compute_epsilon(mechanism, self.sampling, steps, **self._terms)
+            self._spent[mechanism, cost] = epsilon
         return self._spent[mechanism, cost]
 
     def _allows(self, steps):
@@ -299,13 +287,9 @@ class EpsilonCallback(PassCallback):
             return
         self._limit_is_known = True
         if self._epsilon_after(1) <= self.target_epsilon:
+            mechanism, sampling = self.model.optimizer.mechanism, self.sampling
             self._allowed = accounting.calibrate_steps(
-                self.target_epsilon,
-                self.delta,
-                self.model.optimizer.mechanism,
-                self.sampling,
-                accountant=self.accountant,
-                group_size=self.group_size,
+                self.target_epsilon, mechanism=mechanism, sampling=sampling, **self._terms
             )
 
     def _require(self, steps):
@@ -349,7 +333,7 @@ class EpsilonCallback(PassCallback):
     def _draws(self) -> Any:
         """Returns the number of batches drawn so far by what `fit` trains on, if that is known."""
         if self._sources:
-            return sum(map(sum, self._draw_counts))
+            return admission.batches_drawn(self._sources)
         return self.sampling.draws if self.sampling.amplified else None
 
     def _check_steps_per_epoch(self):

@@ -6,7 +6,6 @@ Norms of private examples tell about them, and no noise covers that. So data tha
 `dice_tf` drew is refused, and a model is left as it was found.
 """
 
-import contextlib
 import dataclasses
 import functools
 import os
@@ -21,7 +20,7 @@ import tensorflow as tf
 from dice_tf.checks import self_check
 from dice_tf.checks.arguments import check_integer
 from dice_tf.distribution import strategies
-from dice_tf.engine import layerwise
+from dice_tf.engine import layerwise, units
 from dice_tf.errors import (
     GradientEngineError,
     LossError,
@@ -33,6 +32,7 @@ from dice_tf.ledger import admission
 from dice_tf.sampling import conversion
 from dice_tf.training import private_step
 from dice_tf.training.optimizer_arguments import check_engine
+from dice_tf.training.own_train_steps import values_kept
 from dice_tf.training.run import is_private
 
 __all__ = ["GradientNorms", "gradient_norms"]
@@ -197,7 +197,7 @@ def gradient_norms(
     strategy = model.distribute_strategy
     with strategy.scope():
         symbols = private_step.build_and_check_layers(model, x, y, sample_weight)
-        with _random_state_kept(model):
+        with values_kept(_random_state(model)):
             private_step.check_calls(model, *symbols)
             with strategies.first_replica(strategy):
                 norms = _norms(model, (x, y, sample_weight), chunk_size)
@@ -229,7 +229,7 @@ def _norms(model, batch: Any, chunk_size):
     if sample_weight is None:
         sample_weight = tf.ones([rows])
     whole = rows // unit * unit
-    present = _present(sample_weight, rows)[:whole].reshape(-1, unit).any(axis=1)
+    present = units.present_units(sample_weight, rows, unit).numpy()[: rows // unit] > 0
     if not present.any():
         raise SamplingError(
             "There is no gradient to take the norm of: no example has a weight, or they are fewer "
@@ -237,9 +237,7 @@ def _norms(model, batch: Any, chunk_size):
         )
     if unit == 1 and getattr(optimizer, "self_check", True):
         run = functools.partial(engine, model)
-        if not self_check.check_against_single_examples(
-            model, run, batch[0], batch[1], batch[2], compiled
-        ):
+        if not self_check.check_against_single_examples(model, run, *batch, compiled):
             self_check.warn_unchecked(model, batches=1)
     batch = x, y, sample_weight
     # Sums are not asked for, so that TensorFlow leaves them out.
@@ -310,17 +308,8 @@ def _leaves(structure):
     return [leaf for leaf in keras.tree.flatten(structure) if leaf is not None]
 
 
-def _present(sample_weight, rows):
-    """Returns which rows have a weight for some output, bool `[rows]`."""
-    present = np.zeros(rows, bool)
-    for leaf in _leaves(sample_weight):
-        present |= (np.asarray(leaf) != 0).any(axis=tuple(range(1, len(leaf.shape))))
-    return present
-
-
-@contextlib.contextmanager
-def _random_state_kept(model):
-    """Gives random seeds and states of metrics their values back: all that a call may change."""
+def _random_state(model):
+    """Returns random seeds and states of metrics: all that a call may change."""
     kept = {}
     for layer in model._flatten_layers():
         states = [generator.state for generator in getattr(layer, "_seed_generators", ())]
@@ -330,12 +319,7 @@ def _random_state_kept(model):
     shared = global_state.get_global_attribute("global_seed_generator")
     if shared is not None:
         kept[id(shared.state)] = shared.state
-    before = [(variable, variable.numpy()) for variable in kept.values()]
-    try:
-        yield
-    finally:
-        for variable, value in before:
-            variable.assign(value)
+    return kept.values()
 
 
 def _advice(quantiles):

@@ -3,12 +3,11 @@
 """The one place where Keras is made to take private steps.
 
 Keras hands an optimizer only gradients that are already summed over the batch. So
-constructing a private optimizer wraps methods of Keras' TensorFlow trainer once:
-`train_step`, to take `private_train_step` instead; `make_train_function`, to check the
-gradients of the first batch; `train_on_batch`, to make sparse batches dense; `fit` and two
-methods below it, so that several replicas and workers take part in the same batches; and of
-`keras.Model` what files are made of (`released_models`). Models whose optimizer is not private
-keep Keras' own.
+constructing a private optimizer wraps methods of `keras.Model` once: `train_step`, to take
+`private_train_step` instead; `make_train_function`, to check the gradients of the first batch;
+`train_on_batch`, to make sparse batches dense; `fit` and two methods below it, so that several
+replicas and workers take part in the same batches; and what files are made of
+(`released_models`). Models whose optimizer is not private keep Keras' own.
 
 The batches that gradients are compared on are taken from the pipeline of `fit` and handed back to
 its steps: only there does one see what a `map` makes of rows, and a second iterator would use up
@@ -49,7 +48,7 @@ _lock = threading.Lock()
 
 
 def install():
-    """Makes Keras' TensorFlow trainer take private steps for private optimizers.
+    """Makes Keras' models take private steps for private optimizers.
 
     Idempotent and thread-safe.
 
@@ -65,83 +64,81 @@ def install():
         )
     strategies.check_strategy()
     precision.use_float32_products()
-    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-
     with _lock:
-        if getattr(TensorFlowTrainer.train_step, "dispatches_private_steps", False):
+        if getattr(keras.Model.train_step, "dispatches_private_steps", False):
             return
-        for owner, wrappers in (
-            (TensorFlowTrainer, _WRAPPERS),
-            (keras.Model, released_models.WRAPPERS),
-        ):
-            for name, wrap in wrappers.items():
-                # Older versions of Keras have not all of these methods, nor the need for them.
-                stock = getattr(owner, name, None)
-                if stock is not None:
-                    setattr(owner, name, functools.wraps(stock)(wrap(stock)))
-        TensorFlowTrainer.train_step.dispatches_private_steps = True
+        for name, method in {**_METHODS, **released_models.METHODS}.items():
+            # Older versions of Keras have not all of these methods, nor the need for them.
+            stock = getattr(keras.Model, name, None)
+            if stock is not None:
+                setattr(keras.Model, name, _in_place_of(stock, method))
+        setattr(keras.Model.train_step, "dispatches_private_steps", True)
 
 
-def _train_step(stock_step):
-    def train_step(self, data):
-        optimizer = getattr(self, "optimizer", None)
-        if is_private(getattr(optimizer, "inner_optimizer", None)):
-            raise OptimizerArgumentError(
-                f"{type(optimizer).__name__} wraps a private optimizer. It skips steps depending "
-                "on the data, which would tell about them. Train in float32 or with the dtype "
-                "policy 'mixed_bfloat16', which needs no loss scaling."
-            )
-        return private_train_step(self, data) if is_private(optimizer) else stock_step(self, data)
+def _in_place_of(stock, method):
+    """Returns a method that calls `method` with the stock one, then with its arguments."""
 
-    return train_step
+    @functools.wraps(stock)
+    def wrapped(*args, **kwargs):
+        return method(stock, *args, **kwargs)
+
+    return wrapped
 
 
-def _fit(stock_fit):
-    def fit(self, x=None, *args, **kwargs):
-        if not has_private_optimizer(self):
-            sampling_passes.warn_of_plain_steps(self)
-            return stock_fit(self, x, *args, **kwargs)
-        given = inspect.signature(stock_fit).bind(self, x, *args, **kwargs).arguments
-        found = admission.sources(x)
-        samplings = [source.sampling for source in found]
-        units.check_data(self.optimizer.mechanism, found)
-        rebuilding.build_again(self)
-        multi_worker.align_samplers(self, x, samplings)
-        multi_worker.check_workers_agree(self)
-        callbacks = _listed(given.get("callbacks"))
-        data_dependent_callbacks.warn_of(callbacks)
-        callbacks = shared_backups.share_backups(self, callbacks)
-        budgets = [callback for callback in callbacks if isinstance(callback, EpsilonCallback)]
-        for budget in budgets:
-            admission.check_claim(budget.sampling, x, found)
-            budget.note_data(x, found, given.get("steps_per_epoch"))
-        unaccounted = fit_data.unaccounted_pass(given, samplings, budgets)
-        callbacks = sampling_passes.with_passes(callbacks, found, unaccounted, budgets)
-        given["callbacks"] = _as_given(self, given.get("callbacks"), callbacks)
-        dense.check_dense(given)
-        claims = [*samplings, *(budget.sampling for budget in budgets)]
-        fit_data.check_validation_split(given, claims)
-        fit_data.check_rows(given, claims)
-        if not claims:
-            fit_data.warn_of_batch_size(given, self.optimizer.mechanism.expected_batch_size)
+def _train_step(stock, self, data):
+    optimizer = getattr(self, "optimizer", None)
+    if is_private(getattr(optimizer, "inner_optimizer", None)):
+        raise OptimizerArgumentError(
+            f"{type(optimizer).__name__} wraps a private optimizer. It skips steps depending "
+            "on the data, which would tell about them. Train in float32 or with the dtype "
+            "policy 'mixed_bfloat16', which needs no loss scaling."
+        )
+    return private_train_step(self, data) if is_private(optimizer) else stock(self, data)
+
+
+def _fit(stock, self, x=None, *args, **kwargs):
+    if not has_private_optimizer(self):
+        sampling_passes.warn_of_plain_steps(self)
+        return stock(self, x, *args, **kwargs)
+    given = inspect.signature(stock).bind(self, x, *args, **kwargs).arguments
+    found = admission.sources(x)
+    samplings = [source.sampling for source in found]
+    units.check_data(self.optimizer.mechanism, found)
+    rebuilding.build_again(self)
+    multi_worker.align_samplers(self, x, samplings)
+    multi_worker.check_workers_agree(self)
+    callbacks = _listed(given.get("callbacks"))
+    data_dependent_callbacks.warn_of(callbacks)
+    callbacks = shared_backups.share_backups(self, callbacks)
+    budgets = [callback for callback in callbacks if isinstance(callback, EpsilonCallback)]
+    for budget in budgets:
+        admission.check_claim(budget.sampling, x, found)
+        budget.note_data(x, found, given.get("steps_per_epoch"))
+    unaccounted = fit_data.unaccounted_pass(given, samplings, budgets)
+    callbacks = sampling_passes.with_passes(callbacks, found, unaccounted, budgets)
+    given["callbacks"] = _as_given(self, given.get("callbacks"), callbacks)
+    dense.check_dense(given)
+    claims = [*samplings, *(budget.sampling for budget in budgets)]
+    fit_data.check_validation_split(given, claims)
+    fit_data.check_rows(given, claims)
+    if not claims:
+        fit_data.warn_of_batch_size(given, self.optimizer.mechanism.expected_batch_size)
+    if samplings:
+        # Otherwise Keras warns that it will not shuffle, as if something were amiss.
+        given.setdefault("shuffle", False)
+    if given.get("class_weight"):
+        given["x"] = class_weights.with_class_weights(
+            given["x"], given.get("y"), given["class_weight"], bool(samplings)
+        )
         if samplings:
-            # Otherwise Keras warns that it will not shuffle, as if something were amiss.
-            given.setdefault("shuffle", False)
-        if given.get("class_weight"):
-            given["x"] = class_weights.with_class_weights(
-                given["x"], given.get("y"), given["class_weight"], bool(samplings)
-            )
-            if samplings:
-                del given["class_weight"]
-        with (
-            _verbosity(run_of(self), given.get("verbose", "auto")),
-            sampling_passes.steps_of_fit(self, found, budgets),
-            fit_data.typed_errors(),
-            class_weights.typed_errors(),
-        ):
-            return stock_fit(**given)
-
-    return fit
+            del given["class_weight"]
+    with (
+        _verbosity(run_of(self), given.get("verbose", "auto")),
+        sampling_passes.steps_of_fit(self, found, budgets),
+        fit_data.typed_errors(),
+        class_weights.typed_errors(),
+    ):
+        return stock(**given)
 
 
 @contextlib.contextmanager
@@ -170,58 +167,46 @@ def _as_given(model, given, callbacks):
     return given
 
 
-def _train_on_batch(stock_train):
-    def train_on_batch(self, x, y=None, *args, **kwargs):
-        if has_private_optimizer(self):
-            x, y = dense.densify("x", x), dense.densify("y", y)
-        return stock_train(self, x, y, *args, **kwargs)
-
-    return train_on_batch
+def _train_on_batch(stock, self, x, y=None, *args, **kwargs):
+    if has_private_optimizer(self):
+        x, y = dense.densify("x", x), dense.densify("y", y)
+    return stock(self, x, y, *args, **kwargs)
 
 
-def _maybe_symbolic_build(stock_build):
-    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
-        distributed = iterator is not None and self._distribute_strategy is not None
-        if not distributed or not has_private_optimizer(self):
-            return stock_build(self, iterator, data_batch)
-        # From shapes alone: Keras takes the first batch, which would be lost to a sampler with
-        # a seed, and which it cannot take from several workers.
-        spec = strategies.spec_of_share(iterator._distributed_dataset.element_spec)
-        with self.distribute_strategy.scope():
-            self._symbolic_build(data_batch=spec)
-
-    return _maybe_symbolic_build
+def _maybe_symbolic_build(stock, self, iterator=None, data_batch=None):
+    distributed = iterator is not None and self._distribute_strategy is not None
+    if not distributed or not has_private_optimizer(self):
+        return stock(self, iterator, data_batch)
+    # From shapes alone: Keras takes the first batch, which would be lost to a sampler with
+    # a seed, and which it cannot take from several workers.
+    spec = strategies.spec_of_share(iterator._distributed_dataset.element_spec)
+    with self.distribute_strategy.scope():
+        self._symbolic_build(data_batch=spec)
 
 
-def _make_function(stock_make):
-    def _make_function(self, step_function):
-        if has_private_optimizer(self):
-            step_function = multi_worker.with_vector_logs(self, step_function)
-            return _one_step_at_a_time(self, stock_make(self, step_function))
-        return stock_make(self, step_function)
-
-    return _make_function
+def _make_function(stock, self, step_function):
+    if has_private_optimizer(self):
+        step_function = multi_worker.with_vector_logs(self, step_function)
+        return _one_step_at_a_time(self, stock(self, step_function))
+    return stock(self, step_function)
 
 
-def _make_train_function(stock_make):
-    def make_train_function(self, force=False):
-        private, run = has_private_optimizer(self), run_of(self)
-        before, run.traced_for = run.traced_for, None
-        if private:
-            strategies.check_compilation(self)
-            forget_outdated_checks(self)
-            # Keras keeps the function when another optimizer is assigned without `compile`.
-            run.traced_for = weakref.ref(self.optimizer), self.optimizer._private.generation
-            force = force or before != run.traced_for
-        stock_make(self, force or (before is not None and not private))
-        if private and not hasattr(self.train_function, "checks_first"):
-            self.train_function = _checking_first(self, self.train_function)
-        return self.train_function
-
-    return make_train_function
+def _make_train_function(stock, self, force=False):
+    private, run = has_private_optimizer(self), run_of(self)
+    before, run.traced_for = run.traced_for, None
+    if private:
+        strategies.check_compilation(self)
+        forget_outdated_checks(self)
+        # Keras keeps the function when another optimizer is assigned without `compile`.
+        run.traced_for = weakref.ref(self.optimizer), self.optimizer._private.generation
+        force = force or before != run.traced_for
+    stock(self, force or (before is not None and not private))
+    if private and not hasattr(self.train_function, "checks_first"):
+        self.train_function = _checking_first(self, self.train_function)
+    return self.train_function
 
 
-_WRAPPERS = {
+_METHODS = {
     "train_step": _train_step,
     "fit": _fit,
     "train_on_batch": _train_on_batch,
@@ -258,10 +243,6 @@ def _checking_first(model, function):
     checking = f"dice_tf: comparing {work}, once before the first step."
     building = f"dice_tf: building the private step of model '{model.name}', once."
 
-    def step(iterator, is_first):
-        with unoptimised.rewritten_once(), long_work.said(building, run.talks and is_first):
-            return function(iterator)
-
     @functools.wraps(function)
     def train_function(iterator):
         nonlocal is_first
@@ -276,11 +257,9 @@ def _checking_first(model, function):
         precision.check_float32_products()
         # A step compiled before a fork would go on with the key of both processes.
         model.optimizer._private.renew_keys_after_fork()
-        first = is_first
-        if first:
+        if is_first:
             # Once more than `fit` does: callbacks may have restored a state since.
             multi_worker.check_workers_agree(model)
-            is_first = False
         if run.needs_comparison(model.optimizer):
             batches = list(itertools.islice(iterator, model.steps_per_execution))
             for batch in batches:
@@ -289,7 +268,9 @@ def _checking_first(model, function):
                         compare_gradients(model, batch)
             if batches:
                 iterator = _iterator_over(batches, iterator, model.distribute_strategy)
-        return step(iterator, first)
+        talks, is_first = is_first and run.talks, False
+        with unoptimised.rewritten_once(), long_work.said(building, talks):
+            return function(iterator)
 
     setattr(train_function, "checks_first", True)
     return train_function
@@ -315,10 +296,8 @@ def _dataset_of(batches, spec):
     """
 
     def as_specified(*batch):
-        leaves = tf.nest.flatten(batch)
-        return tf.nest.pack_sequence_as(
-            spec, [_with_shape(*pair) for pair in zip(leaves, tf.nest.flatten(spec), strict=True)]
-        )
+        pairs = zip(tf.nest.flatten(batch), tf.nest.flatten(spec), strict=True)
+        return tf.nest.pack_sequence_as(spec, [_with_shape(*pair) for pair in pairs])
 
     parts = [tf.data.Dataset.from_tensors(batch).map(as_specified) for batch in batches]
     return functools.reduce(lambda left, right: left.concatenate(right), parts)

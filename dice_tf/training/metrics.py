@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keras' training metrics for padded batches: rows of weight 0 do not count."""
 
+import functools
+import types
+
 import keras
 import tensorflow as tf
 
@@ -30,7 +33,7 @@ def update_metrics(model, x, y, y_pred, sample_weight, losses, penalty):
         Dict from metric name to value. These numbers are computed from the data without
         noise: they are for the person who trains, and not part of what is released.
     """
-    present = present_examples(sample_weight, losses)
+    present = present_rows(sample_weight, tf.shape(losses)[0])
     count = tf.reduce_sum(present)
     mean = lambda values: tf.math.divide_no_nan(tf.reduce_sum(values * present), count)
     model._loss_tracker.update_state(mean(losses) + penalty, sample_weight=count)
@@ -47,32 +50,13 @@ def update_metrics(model, x, y, y_pred, sample_weight, losses, penalty):
     return model.get_metrics_result()
 
 
-def present_examples(sample_weight, losses):
-    """Returns float32 `[batch]`, 1 for examples with a weight, 0 for padding.
-
-    Args:
-        sample_weight: `None`, which is weight 1, a `[batch, ...]` tensor or a structure of both.
-        losses: `[batch]`, for the size.
-    """
-    return present_rows(sample_weight, tf.shape(losses)[0])
-
-
-class _PresentOnly:
-    """A list of Keras metrics that passes `present` where Keras passes no weight."""
-
-    def __init__(self, metrics, present):
-        self.metrics = metrics
-        self.present = present
-
-    def update_state(self, y_true, y_pred):
-        self.metrics.update_state(y_true, y_pred, sample_weight=self.present)
-
-
 def _weight_unweighted(compiled, y, y_pred, present):
     if not compiled.built:
         compiled.build(y, y_pred)
     duplicate = shallow_copy(compiled)
-    duplicate.__dict__["_flat_metrics"] = [
-        metrics and _PresentOnly(metrics, present) for metrics in compiled._flat_metrics
-    ]
+    # With the one method that Keras calls of them, without a weight.
+    weighted = lambda metrics: types.SimpleNamespace(
+        update_state=functools.partial(metrics.update_state, sample_weight=present)
+    )
+    duplicate.__dict__["_flat_metrics"] = [m and weighted(m) for m in compiled._flat_metrics]
     return duplicate

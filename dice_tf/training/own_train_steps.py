@@ -21,11 +21,7 @@ _probing = threading.local()
 
 
 class _Received(BaseException):
-    """Leaves a `train_step`; no `except Exception` of the user's catches it."""
-
-    def __init__(self, model, data):
-        super().__init__()
-        self.model, self.data = model, data
+    """Leaves a `train_step` with a model and its data; no `except Exception` catches it."""
 
 
 def received(model, data):
@@ -44,11 +40,12 @@ def received(model, data):
     outer = getattr(_probing, "active", False)
     _probing.active = True
     try:
-        with _variables_kept(model):
+        # Layers cannot be built in such a scope; then the few variables get their values back.
+        with keras.StatelessScope() if model.built else values_kept(model.variables):
             model.train_step(data)
-    except _Received as arguments:
-        _check_marks(model, data, arguments.data)
-        return arguments.model, arguments.data
+    except _Received as reached:
+        _check_marks(model, data, reached.args[1])
+        return reached.args
     finally:
         _probing.active = outer
     raise PlainGradientsError(
@@ -59,13 +56,9 @@ def received(model, data):
 
 
 @contextlib.contextmanager
-def _variables_kept(model):
-    if model.built:
-        with keras.StatelessScope():
-            yield
-        return
-    # Layers cannot be built in that scope, so the few variables there are get their values back.
-    before = [(v, v.numpy()) for v in model.variables]
+def values_kept(variables):
+    """Context after which variables have the values that they had before."""
+    before = [(variable, variable.numpy()) for variable in variables]
     try:
         yield
     finally:

@@ -19,14 +19,7 @@ import tensorflow as tf
 
 from dice_tf.errors import MechanismError
 from dice_tf.ledger import provenance
-from dice_tf.mechanism import (
-    AdaptiveClipping,
-    DiceMechanism,
-    adaptive,
-    noise,
-    per_layer,
-    rounding,
-)
+from dice_tf.mechanism import AdaptiveClipping, adaptive, noise, per_layer, rounding
 from dice_tf.mechanism.clipping import VariableGroups
 from dice_tf.training import rebuilding
 from dice_tf.training.run import private_optimizer
@@ -77,7 +70,7 @@ def clip_thresholds(model: keras.Model) -> dict[str, float]:
     {'all': 0.5}
     """
     optimizer = private_optimizer(model, "thresholds")
-    mechanism: DiceMechanism = optimizer._mechanism
+    mechanism = optimizer._mechanism
     groups, factors = mechanism.clip.groups(model), np.ones([1])
     if mechanism.moves and optimizer.built:
         if not rebuilding.knows(optimizer, model.trainable_variables):
@@ -106,13 +99,12 @@ def current(
     mechanism = optimizer._mechanism
     if not mechanism.moves:
         return None
-    one, noise_factor = tf.ones([1]), tf.ones([])
+    noise_factor, clip_factor = tf.ones([]), tf.ones([])
     if mechanism.schedule is not None:
-        noise_factor, clip = mechanism.schedule.factors_at(_position(optimizer))
-        one *= clip
+        noise_factor, clip_factor = mechanism.schedule.factors_at(_position(optimizer))
     if not isinstance(mechanism.clip, AdaptiveClipping):
         number = 1 if groups is None else len(groups.shares)
-        return Moved(tf.tile(one, [number]), one[0], one[0] * noise_factor)
+        return Moved(tf.fill([number], clip_factor), clip_factor, clip_factor * noise_factor)
     state = tf.convert_to_tensor(optimizer._threshold_factors.value)
     if not mechanism.clip.per_layer:
         return Moved(state, state[0], state[0] * noise_factor)
@@ -121,7 +113,9 @@ def current(
             "Thresholds per layer need the groups of the model's variables. Received: groups=None. "
             "Take steps by `fit` or `dice_tf.private_train_step`."
         )
-    factors = tf.gather(state, _first_slots(optimizer, groups, variables))
+    firsts = map(groups.of_variables.index, range(len(groups.shares)))
+    slots = [optimizer._get_variable_index(variables[first]) for first in firsts]
+    factors = tf.gather(state, slots)
     shares = tf.constant(groups.shares, tf.float32)
     total = rounding.global_norm([shares * factors])
     return Moved(factors, total, total * noise_factor)
@@ -132,13 +126,6 @@ def _position(optimizer):
     # Not `iterations`, which anybody may assign.
     record = dict(zip(provenance.RECORD_FIELDS, tf.unstack(optimizer._sampling_record.value)))
     return record["steps"] + record["unfinished_steps"]
-
-
-def _first_slots(optimizer, groups, variables):
-    return [
-        optimizer._get_variable_index(variables[groups.of_variables.index(group)])
-        for group in range(len(groups.shares))
-    ]
 
 
 def rescaled(
