@@ -123,6 +123,25 @@ def test_both_trainers_give_the_same_test_scores(task, tmp_path):
         assert np.abs(stacked - package).mean() < 0.02
 
 
+def test_tests_trained_side_by_side_are_those_trained_alone(task, tmp_path):
+    drawn = dict(epochs=2, batch=0, seed=5, batch_size=83, step_length=1.0, momentum=0.0)
+    trials = [
+        comparison_search.Trial(
+            "", epsilon, feedback_steps=3, share=0.3, clip=clip, averaged_part=0.0, **drawn
+        )
+        for epsilon, clip in ((3.0, 8.0), (8.0, 16.0))
+    ]
+    scores = []
+    for name, parts in (("together", [trials]), ("alone", [[trial] for trial in trials])):
+        (tmp_path / name).mkdir()
+        runs = comparison_runs.Runs(tmp_path / name, task)
+        for part in parts:
+            runs.train_stacked_tests(part)
+        scores.append([runs.test_scores(trial, False) for trial in trials])
+    np.testing.assert_allclose(*scores, rtol=1e-4, atol=1e-4)
+    assert np.abs(scores[0][0] - scores[0][1]).mean() > 0.02
+
+
 def share_within(quantile, freedom):
     """Probability that |t| is below a quantile, by summing up Student's density."""
     density = lambda t: (1 + t**2 / freedom) ** (-(freedom + 1) / 2)
