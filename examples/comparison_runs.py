@@ -118,18 +118,7 @@ class Runs:
         """
         known = self._known["search"]
         data = self._task.train_data(for_search=True)
-        stacks = {}
-        for trial in dict.fromkeys(trials):
-            if trial not in known:
-                # Those of one stack see the same batches.
-                kind = self._noise(trial, len(data[0])).sampling
-                alike = trial.epochs, trial.batch_size, trial.feedback_steps, trial.seed, kind
-                stacks.setdefault(alike, []).append(trial)
-        parts = [
-            stack[start : start + _MOST_MODELS]
-            for stack in stacks.values()
-            for start in range(0, len(stack), _MOST_MODELS)
-        ]
+        parts = self._stacks([trial for trial in trials if trial not in known], len(data[0]))
         work = [len(part) * part[0].epochs for part in parts]
         start = time.monotonic()
         for number, (part, found) in enumerate(self._side_by_side(parts, data, self._held_out)):
@@ -145,6 +134,19 @@ class Runs:
                 flush=True,
             )
         return [known[trial].score for trial in trials]
+
+    def _stacks(self, trials, num_examples):
+        """Returns lists of trials that see the same batches."""
+        stacks = {}
+        for trial in dict.fromkeys(trials):
+            kind = self._noise(trial, num_examples).sampling
+            alike = trial.epochs, trial.batch_size, trial.feedback_steps, trial.seed, kind
+            stacks.setdefault(alike, []).append(trial)
+        return [
+            stack[start : start + _MOST_MODELS]
+            for stack in stacks.values()
+            for start in range(0, len(stack), _MOST_MODELS)
+        ]
 
     def _side_by_side(self, parts, data, use):
         """Yields every part with what `use(trials, weights, seconds)` makes of it."""
@@ -207,14 +209,14 @@ class Runs:
         Args:
             trials: List of `comparison_search.Trial`.
         """
-        missing = [[trial] for trial in trials if self._known_scores(trial, False) is None]
+        missing = [trial for trial in trials if self._known_scores(trial, False) is None]
         data = self._task.train_data(for_search=False)
-        for (trial,) in missing:
-            self._noise(trial, len(data[0]))
+        stacks = self._stacks(missing, len(data[0]))
         use = lambda part, weights, seconds: (weights, seconds)
-        for (trial,), (weights, seconds) in self._side_by_side(missing, data, use):
-            self._test(trial, weights, False, seconds)
-            print(f"Trained for a test: {trial} ({seconds:.0f} s)", flush=True)
+        for part, (weights, seconds) in self._side_by_side(stacks, data, use):
+            for number, trial in enumerate(part):
+                self._test(trial, weights[:, number : number + 1], False, seconds)
+                print(f"Trained for a test: {trial} ({seconds:.0f} s)", flush=True)
 
     def test_scores(self, trial, by_package, self_check=False):
         """Returns the score of every test example, after a training on all training data.

@@ -21,7 +21,9 @@ _EDGE, _EXTENSION = 1.25, 2.0
 _NEAR = 1.6
 _MOST_WAVES = 10
 _FINALISTS = 4
-VALIDATION_SEEDS = (0, 1, 2)
+_VALIDATION_SEEDS = 3
+# Repetitions of the whole comparison are this far apart, so that none has the seeds of another.
+SEEDS_APART = 1000
 
 
 class Setting(NamedTuple):
@@ -85,7 +87,7 @@ class Choice(NamedTuple):
     draws: int
 
 
-def search(setting, task, draws, feedback_steps):
+def search(setting, task, draws, feedback_steps, repetition=0):
     """Searches for the best trial of each method.
 
     First `draws` draws from the whole ranges; then, until no best draw is at an edge, a quarter
@@ -97,6 +99,7 @@ def search(setting, task, draws, feedback_steps):
         task: `comparison_tasks.Task`.
         draws: Int.
         feedback_steps: Ints, among which the search draws for DiceSGD.
+        repetition: Int; each has other draws, batches and noise.
 
     Yields:
         Lists of `Trial`; sent the list of their scores.
@@ -104,7 +107,8 @@ def search(setting, task, draws, feedback_steps):
     Returns:
         `Choice`.
     """
-    random = np.random.default_rng([round(1000 * setting.target_epsilon), *setting[1:]])
+    random = np.random.default_rng([round(1000 * setting.target_epsilon), *setting[1:], repetition])
+    seed, *more_seeds = (SEEDS_APART * repetition + seed for seed in range(_VALIDATION_SEEDS))
     ranges = {"clip": task.clips, "step_length": task.step_lengths}
     scores = {}
 
@@ -112,7 +116,7 @@ def search(setting, task, draws, feedback_steps):
         known = [trial for trial in scores if trial.method == method]
         return sorted(known, key=scores.get, reverse=True)[:count]
 
-    wave = _first_draws(setting, task, draws, feedback_steps, random)
+    wave = _first_draws(setting, task, draws, feedback_steps, random, seed)
     refined = False
     for left in reversed(range(_MOST_WAVES)):
         found = yield wave
@@ -136,11 +140,11 @@ def search(setting, task, draws, feedback_steps):
             break
     number = sum(trial.method == METHODS[0] for trial in scores)
     finalists = [trial for method in METHODS for trial in best_of(method, _FINALISTS)]
-    again = [t._replace(seed=seed) for t in finalists for seed in VALIDATION_SEEDS[1:]]
+    again = [trial._replace(seed=other) for trial in finalists for other in more_seeds]
     found = yield again
     totals = {trial: [scores[trial]] for trial in finalists}
     for trial, score in zip(again, found, strict=True):
-        totals[trial._replace(seed=VALIDATION_SEEDS[0])].append(score)
+        totals[trial._replace(seed=seed)].append(score)
     means = {trial: float(np.mean(values)) for trial, values in totals.items()}
     trials = {
         method: max((t for t in means if t.method == method), key=means.get) for method in METHODS
@@ -184,11 +188,11 @@ def _log_uniform(random, low, high):
     return float(np.exp(random.uniform(np.log(low), np.log(high))))
 
 
-def _first_draws(setting, task, draws, feedback_steps, random):
+def _first_draws(setting, task, draws, feedback_steps, random, seed):
     trials = []
     for _ in range(draws):
         drawn = dict(
-            seed=VALIDATION_SEEDS[0],
+            seed=seed,
             batch_size=setting.batch or int(random.choice(task.batch_sizes)),
             clip=_log_uniform(random, *task.clips),
             step_length=_log_uniform(random, *task.step_lengths),

@@ -28,7 +28,7 @@ import dice_tf
 from dice_tf import accounting
 
 QUICK = ("--tasks=heavy_tails", "--quick", "--epsilons=3", "--epochs=2", "--draws=2",
-         "--test_seeds=3", "--stacked_seeds=1")  # fmt: skip
+         "--repetition=2", "--test_seeds=3", "--stacked_seeds=1")  # fmt: skip
 SETTING = comparison_search.Setting(3.0, 4, 0)
 
 
@@ -123,6 +123,25 @@ def test_both_trainers_give_the_same_test_scores(task, tmp_path):
         assert np.abs(stacked - package).mean() < 0.02
 
 
+def test_tests_trained_side_by_side_are_those_trained_alone(task, tmp_path):
+    drawn = dict(epochs=2, batch=0, seed=5, batch_size=83, step_length=1.0, momentum=0.0)
+    trials = [
+        comparison_search.Trial(
+            "", epsilon, feedback_steps=3, share=0.3, clip=clip, averaged_part=0.0, **drawn
+        )
+        for epsilon, clip in ((3.0, 8.0), (8.0, 16.0))
+    ]
+    scores = []
+    for name, parts in (("together", [trials]), ("alone", [[trial] for trial in trials])):
+        (tmp_path / name).mkdir()
+        runs = comparison_runs.Runs(tmp_path / name, task)
+        for part in parts:
+            runs.train_stacked_tests(part)
+        scores.append([runs.test_scores(trial, False) for trial in trials])
+    np.testing.assert_allclose(*scores, rtol=1e-4, atol=1e-4)
+    assert np.abs(scores[0][0] - scores[0][1]).mean() > 0.02
+
+
 def share_within(quantile, freedom):
     """Probability that |t| is below a quantile, by summing up Student's density."""
     density = lambda t: (1 + t**2 / freedom) ** (-(freedom + 1) / 2)
@@ -188,10 +207,11 @@ def test_a_run_and_its_restart(tmp_path, capsys):
     printed = capsys.readouterr().out
     folder = tmp_path / "heavy_tails"
     rows = [*csv.DictReader((folder / "test_package.csv").open(encoding="utf-8"))]
-    assert len(rows) == 4 and {row["seed"] for row in rows} == {"101", "102"}
+    assert len(rows) == 4 and {row["seed"] for row in rows} == {"2101", "2102"}
     assert all(2.99 < float(row["epsilon"]) <= 3 for row in rows)
     searched = [*csv.DictReader((folder / "search.csv").open(encoding="utf-8"))]
     assert len(searched) >= 2 * (2 + 1) + 2 * 2 * 3
+    assert {row["seed"] for row in searched} == {"2000", "2001", "2002"}
     assert "neighbouring_relation=add_or_remove_one" in printed and "0 left" in printed
     assert (folder / "comparison.png").read_bytes()[:4] == b"\x89PNG"
     assert "| 2, 3, free |" in (folder / "comparison.md").read_text(encoding="utf-8")
@@ -205,6 +225,8 @@ def test_a_run_and_its_restart(tmp_path, capsys):
     np.testing.assert_allclose(again.scores["DiceSGD"], first.scores["DiceSGD"], rtol=1e-4)
     with pytest.raises(app.UsageError, match="draws was 2 and is 3"):
         compare.run_task("heavy_tails", parse(*QUICK, "--draws=3", f"--output_dir={tmp_path}"))
+    with pytest.raises(app.UsageError, match="repetition was 2 and is 0"):
+        compare.run_task("heavy_tails", parse(*QUICK, "--repetition=0", f"--output_dir={tmp_path}"))
 
 
 def test_a_folder_of_unknown_trials_is_refused(tmp_path):

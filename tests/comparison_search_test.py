@@ -32,14 +32,14 @@ def peaked(best, noise=0.0):
     return score
 
 
-def searched(score, batch=0, epsilon=2.0, draws=24):
+def searched(score, batch=0, epsilon=2.0, draws=24, repetition=0):
     setting, seen = Setting(epsilon, 5, batch), []
 
     def evaluate(trials):
         seen.append(list(trials))
         return [score(trial) for trial in trials]
 
-    searches = {setting: comparison_search.search(setting, TASK, draws, (1, 3, 7))}
+    searches = {setting: comparison_search.search(setting, TASK, draws, (1, 3, 7), repetition)}
     return comparison_search.run_searches(searches, evaluate)[setting], seen
 
 
@@ -105,6 +105,16 @@ def test_further_seeds_decide():
             if trial.method == method
         }
         assert means[chosen] == max(means.values()) == choice.scores[method]
+
+
+def test_a_repetition_has_other_draws_and_seeds():
+    score = peaked({"clip": 0.3, "step_length": 3.0})
+    runs = [searched(score, repetition=number)[1] for number in (0, 1, 1)]
+    first, second = ([t for wave in seen for t in wave] for seen in runs[:2])
+    assert runs[1] == runs[2]
+    for name in ("seed", "clip", "step_length"):
+        assert not {getattr(t, name) for t in first} & {getattr(t, name) for t in second}
+    assert {t.seed for t in second} == {1000, 1001, 1002}
 
 
 def test_a_step_is_as_long_with_momentum():
