@@ -1,6 +1,6 @@
 # Copyright 2026 The dice_tf Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The script on scattering features: its plan keeps the budget, with and without feedback."""
+"""The script on random convolutions: its plan keeps the budget, with and without feedback."""
 
 import pathlib
 import sys
@@ -22,7 +22,7 @@ def parse(*arguments):
     return values
 
 
-@pytest.mark.parametrize("arguments", [(), ("--dp_sgd",), ("--epsilon=1", "--feedback_steps=1")])
+@pytest.mark.parametrize("arguments", [(), ("--dp_sgd",), ("--epsilon=1", "--feedback_steps=3")])
 def test_the_noise_keeps_the_budget(arguments):
     values = parse(*arguments)
     plan = train_on_features.make_plan(values, 60_000)
