@@ -62,8 +62,8 @@ def missing(runs, draws_are_secret):
         yield wrap(f"No noise is added{where}: there is NO privacy.")
     if not all(mechanism.noise_is_secret for mechanism, _, _ in runs):
         yield wrap(
-            f"Noise{where} was drawn from a seed that was set in the program: it is NOT secret. "
-            "The guarantee holds only towards readers who cannot learn or guess the seed."
+            f"The noise{where} was drawn from a seed that was set in the program: it is NOT "
+            "secret. The guarantee holds only towards readers who cannot learn or guess the seed."
         )
     if not draws_are_secret:
         yield wrap(
