@@ -19,6 +19,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import benchmark
 import cell
+import memory as memory_benchmark
+import memory_cell
 import models
 import noise
 import peers
@@ -367,6 +369,24 @@ def test_every_program_is_a_bazel_target():
     text = (ROOT / "benchmarks" / "BUILD").read_text(encoding="utf-8")
     programs = re.findall(r'^    "(\w+\.py)",$', text, re.MULTILINE)
     assert [program for program in programs if not (ROOT / "benchmarks" / program).exists()] == []
+
+
+def test_memory_of_a_row_is_the_slope_of_peaks(monkeypatch, capsys):
+    peaks = {512: 700.0, 2048: 1012.5}
+    monkeypatch.setattr(
+        protocol, "measure", lambda script, cell: {"peak_mib": peaks[cell["batch"]],
+                                                   "forward_kib": 100.0},
+    )  # fmt: skip
+    found = memory_benchmark.run(parse(memory_benchmark, "--models=cnn"))
+    # 312.5 MiB of 1,536 rows.
+    assert found == {"cnn": (pytest.approx(208.33, abs=0.01), 100.0)}
+    assert "| cnn | 208 | 100 | 2.08 | 3.0 |" in capsys.readouterr().out
+
+
+def test_memory_of_a_step_is_measured(tiny):
+    result = memory_cell.measure({"model": "tiny", "batch": 4})
+    # At least inputs and outputs, of 8 and 10 numbers.
+    assert result["peak_mib"] > 100 and 72 <= result["forward_kib"] * 1024 <= 400
 
 
 if __name__ == "__main__":

@@ -262,7 +262,8 @@ def compute_epsilon(
 
     Source: as `guarantee`.
     """
-    return guarantee(**locals()).epsilon  # Its arguments are the same.
+    terms = delta, accountant, neighbouring_relation
+    return guarantee(mechanism, sampling, steps, *terms, group_size=group_size).epsilon
 
 
 def check_accountant(accountant: str) -> None:

@@ -157,7 +157,9 @@ def paper_gradient_bound(
 
     Source: Zhang et al., ICLR 2024, convergence theorem of DiceSGD.
     """
-    step_size = paper_step_size(**locals())  # Its arguments are the same.
+    problem = loss_gap, smoothness, num_parameters, steps
+    private = l2_norm_clip, error_norm_clip, noise_stddev, gradient_deviation, expected_batch_size
+    step_size = paper_step_size(*problem, *private)
     # The two terms of the bound, D / (eta T) and L eta V / 2, are equal at this step size.
     return 4 * loss_gap / (step_size * steps)
 

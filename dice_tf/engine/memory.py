@@ -11,8 +11,8 @@ import math
 # Bytes for the gradients of one chunk.
 MEMORY_BUDGET = 4 * 2**30
 # Peak memory per row over the bytes of all that a forward pass computes for a row. Measured: 1 to
-# 3.1 (benchmarks/README.md, "Memory").
-_PEAK_OVER_FORWARD_PASS = 3.0
+# 3.1 (benchmarks/README.md).
+PEAK_OVER_FORWARD_PASS = 3.0
 # Batches of random size exceed the expected one, hardly ever by more.
 _LARGER_BATCHES = 1.25
 
@@ -61,7 +61,7 @@ def rows_at_a_time(forward_bytes, expected_rows, multiple=1):
     Returns:
         Int, a multiple of `multiple`; `None` if all rows fit into `MEMORY_BUDGET`.
     """
-    fitting = int(MEMORY_BUDGET / max(_PEAK_OVER_FORWARD_PASS * forward_bytes, 1.0))
+    fitting = int(MEMORY_BUDGET / max(PEAK_OVER_FORWARD_PASS * forward_bytes, 1.0))
     if expected_rows * _LARGER_BATCHES <= fitting:
         return None
     return max(fitting // multiple, 1) * multiple
