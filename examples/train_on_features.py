@@ -11,7 +11,7 @@ once per epoch.
     python examples/train_on_features.py --epsilon=8
     python examples/train_on_features.py --dp_sgd                 no error feedback
 
-What it needs: as train_image_classifier.py with fashion_mnist, and 4 GB of memory.
+What it needs: as train_image_classifier.py with fashion_mnist, and 6 GB of memory.
 
 Features, thresholds, learning rate and the rest were chosen on 10,000 held-out training images,
 at epsilon 2.7. On private data such a search costs privacy, too.
@@ -68,7 +68,7 @@ def run(flag_values):
         images = images._replace(x_test=images.x_test[:2000], y_test=images.y_test[:2000])
     start = time.monotonic()
     x, test_x = (_inputs(images) for images in (images.x_train, images.x_test))
-    print(f"Features of {len(x)} images: {time.monotonic() - start:.0f} s.")
+    print(f"Features of {len(x)} images: {time.monotonic() - start:.0f} s.", flush=True)
     plan = make_plan(flag_values, len(x))
     print(f"\n{plan}\n", flush=True)
     share = 1.0 if flag_values.dp_sgd else flag_values.share
@@ -92,7 +92,7 @@ def run(flag_values):
     model.fit(
         plan.dataset(x, images.y_train), epochs=plan.epochs, callbacks=[plan.callback()], verbose=2
     )
-    accuracy = model.evaluate(test_x, images.y_test, 1000, 0, return_dict=True)["accuracy"]
+    accuracy = model.evaluate(test_x, images.y_test, verbose=0, return_dict=True)["accuracy"]
     path = pathlib.Path(flag_values.output_dir) / "privacy_statement.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(plan.statement(model), encoding="utf-8")

@@ -57,7 +57,7 @@ def test_against_a_loop_over_pixels(images):
 
 def test_an_image_has_the_same_features_whatever_the_others_are(images):
     together = convolution_features.features(images)
-    for i in range(len(images)):
+    for i in (0, 3):
         alone = convolution_features.features(images[i : i + 1])
         np.testing.assert_allclose(alone[0], together[i], atol=1e-6)
 
