@@ -22,9 +22,13 @@ from dice_tf.engine import gram
 RANDOM = np.random.default_rng(0)
 
 
+def rewriting(options):
+    config = config_pb2.ConfigProto.FromString(options.config_proto_serialized)
+    return config.graph_options.rewrite_options
+
+
 def options():
-    serialized = eager_context.context().function_call_options.config_proto_serialized
-    return config_pb2.ConfigProto.FromString(serialized).graph_options.rewrite_options
+    return rewriting(eager_context.context().function_call_options)
 
 
 def rewrites():
@@ -58,10 +62,10 @@ def test_a_step_is_rewritten_once_as_the_user_wants_it():
     once = options().ONE
     tf.config.optimizer.set_experimental_options({"remapping": False})
     try:
-        with rewritten_once():
-            assert options().meta_optimizer_iterations == once
-            assert options().remapping == options().OFF and rewrites()
-            assert in_another_thread(options).meta_optimizer_iterations != once
+        usual = eager_context.context().function_call_options
+        found = rewriting(rewritten_once(usual))
+        assert found.meta_optimizer_iterations == once and found.remapping == found.OFF
+        assert not found.disable_meta_optimizer
     finally:
         tf.config.optimizer.set_experimental_options({"remapping": True})
     assert options().meta_optimizer_iterations != once

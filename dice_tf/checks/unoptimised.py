@@ -26,44 +26,41 @@ def unoptimised():
 
     Both are settings of one thread: others that train at the same time keep theirs.
     """
-    outer = getattr(_current, "active", False)
+    context = eager_context.context()
+    before, outer = context.function_call_options, getattr(_current, "active", False)
     _current.active = True
     try:
-        with (
-            overridden([(gram, "_compiled", _unless_unoptimised)]),
-            _rewriting(disable_meta_optimizer=True),
-        ):
+        with overridden([(gram, "_compiled", _unless_unoptimised)]):
+            context.function_call_options = _with(before, disable_meta_optimizer=True)
             yield
     finally:
+        context.function_call_options = before
         _current.active = outer
 
 
-def rewritten_once():
-    """Context in which TensorFlow goes over new functions of this thread once, and not twice.
+def rewritten_once(options):
+    """Returns options of calls with which TensorFlow goes over a function once, and not twice.
 
     The second time takes as long as the first, and finds next to nothing in a private step. What
     it plans to save memory takes a quarter of the first, and makes sums of two slower.
-    Functions run in another context are made ready anew, so all their runs must be in one.
+    Functions run with other options are made ready anew, so all their runs must be with one.
+
+    Args:
+        options: `FunctionCallOptions` of the eager context, whose other settings stay.
     """
     config = rewriter_config_pb2.RewriterConfig
-    return _rewriting(meta_optimizer_iterations=config.ONE, memory_optimization=config.NO_MEM_OPT)
+    return _with(
+        options, meta_optimizer_iterations=config.ONE, memory_optimization=config.NO_MEM_OPT
+    )
 
 
-@contextlib.contextmanager
-def _rewriting(**options):
-    context = eager_context.context()
-    context.ensure_initialized()
-    before = context.function_call_options
-    config = config_pb2.ConfigProto.FromString(before.config_proto_serialized)
-    for name, value in options.items():
+def _with(options, **rewriting):
+    config = config_pb2.ConfigProto.FromString(options.config_proto_serialized)
+    for name, value in rewriting.items():
         setattr(config.graph_options.rewrite_options, name, value)
-    try:
-        context.function_call_options = eager_context.FunctionCallOptions(
-            executor_type=before.executor_type, config_proto=config
-        )
-        yield
-    finally:
-        context.function_call_options = before
+    return eager_context.FunctionCallOptions(
+        executor_type=options.executor_type, config_proto=config
+    )
 
 
 def _unless_unoptimised(compiled):

@@ -47,7 +47,7 @@ def _steps(loop):
 
 
 def _is_batch_axis(size, rows):
-    return size is None if rows is None else bool(size) and size % rows == 0
+    return size is None if rows is None else bool(size and rows) and size % rows == 0
 
 
 def rows_at_a_time(forward_bytes, expected_rows, multiple=1):

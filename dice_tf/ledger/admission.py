@@ -74,10 +74,10 @@ def sources(data):
     return drawn
 
 
-def batches_drawn(found):
-    """Returns the number of batches drawn so far from a list of `Source`s."""
+def draw_counts(found):
+    """Returns the lists that hold the numbers of batches drawn, of a list of `Source`s."""
     # A data set that comes twice in a pipeline has one count.
-    return sum(map(sum, {id(source.draws): source.draws for source in found}.values()))
+    return list({id(source.draws): source.draws for source in found}.values())
 
 
 def samplings_anywhere(data):

@@ -26,7 +26,8 @@ def steps_of_fit(optimizer, found):
     """
     private = optimizer._private
     names = {provenance.sampling_name(source.sampling) for source in found}
-    drawn_before = admission.batches_drawn(found)
+    counts = admission.draw_counts(found)
+    drawn_before = sum(map(sum, counts))
     began, outer = private.steps_here(), private.is_in_fit
     private.loop_steps_before += began - private.fit_ended_at
     private.fit_ended_at = began
@@ -38,7 +39,7 @@ def steps_of_fit(optimizer, found):
         private.fit_ended_at = private.steps_here()
         if len(names) == 1:
             taken = private.fit_ended_at - began
-            drawn = min(taken, admission.batches_drawn(found) - drawn_before)
+            drawn = min(taken, sum(map(sum, counts)) - drawn_before)
             with SamplingState.lock:
                 SamplingState.drawn_for_loops[names.pop()] -= drawn
             private.loop_steps_before += taken - drawn

@@ -140,7 +140,7 @@ def run_statement(
     ...     l2_norm_clip=1.0, noise_multiplier=2.0, expected_batch_size=8), loss="mse")
     >>> sampling = dice_tf.PoissonSampling(num_examples=80, expected_batch_size=8)
     >>> print(run_statement(model, sampling, delta=1e-3).splitlines()[1])
-      The model after 0 steps is (epsilon, delta)-differentially private with epsilon =
+      The model after 0 steps, with all models on the way, is (epsilon,
     """
     mechanism, sampling, steps = accounted_run(model, sampling)
     check_delta(delta, sampling.num_examples)

@@ -143,7 +143,7 @@ class EpsilonCallback(PassCallback):
             found: List of the `admission.Source`s behind it.
             steps_per_epoch: What `fit` received so, or `None`.
         """
-        self._sources = found
+        self._sources, self._draw_counts = found, admission.draw_counts(found)
         length = fit_data.known_cardinality(x)
         self._epoch_is_one_pass = not isinstance(x, tf.distribute.DistributedDataset) and (
             steps_per_epoch in (None, length)
@@ -333,7 +333,7 @@ class EpsilonCallback(PassCallback):
     def _draws(self) -> Any:
         """Returns the number of batches drawn so far by what `fit` trains on, if that is known."""
         if self._sources:
-            return admission.batches_drawn(self._sources)
+            return sum(map(sum, self._draw_counts))
         return self.sampling.draws if self.sampling.amplified else None
 
     def _check_steps_per_epoch(self):

@@ -23,6 +23,7 @@ import weakref
 
 import keras
 import tensorflow as tf
+from tensorflow.python.eager import context as eager_context
 
 from dice_tf.checkpoints import released_models
 from dice_tf.checks import precision, unoptimised
@@ -242,6 +243,7 @@ def _checking_first(model, function):
     work = f"the gradients of model '{model.name}' with those of single examples"
     checking = f"dice_tf: comparing {work}, once before the first step."
     building = f"dice_tf: building the private step of model '{model.name}', once."
+    function = _rewritten_once(function)
 
     @functools.wraps(function)
     def train_function(iterator):
@@ -269,10 +271,30 @@ def _checking_first(model, function):
             if batches:
                 iterator = _iterator_over(batches, iterator, model.distribute_strategy)
         talks, is_first = is_first and run.talks, False
-        with unoptimised.rewritten_once(), long_work.said(building, talks):
+        with long_work.said(building, True) if talks else contextlib.nullcontext():
             return function(iterator)
 
     setattr(train_function, "checks_first", True)
+    return train_function
+
+
+def _rewritten_once(function):
+    """Wraps a train function so that TensorFlow makes it ready in half of the time."""
+    context, before, options = eager_context.context(), None, None
+
+    @functools.wraps(function)
+    def train_function(iterator):
+        nonlocal before, options
+        # Another object after somebody has changed an option.
+        if context.function_call_options is not before:
+            before = context.function_call_options
+            options = unoptimised.rewritten_once(before)
+        outer, context.function_call_options = before, options
+        try:
+            return function(iterator)
+        finally:
+            context.function_call_options = outer
+
     return train_function
 
 
