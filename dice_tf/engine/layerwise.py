@@ -86,7 +86,7 @@ def weighted_gradient_sums(
     calls = [call for call in calls if call.cotangents is not None]
     contributions = _by_variable(calls, marker)
     refuse_lost(model, x, y, found=set(contributions))
-    group_of = dict.fromkeys(contributions, 0)
+    group_of: dict[Any, int] = dict.fromkeys(contributions, 0)
     if groups is not None:
         pairs = zip(model.trainable_variables, groups, strict=True)
         group_of = {id(variable._value): group for variable, group in pairs}

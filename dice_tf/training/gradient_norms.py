@@ -221,11 +221,13 @@ def _norms(model, batch: Any, chunk_size):
     x, y, sample_weight = batch
     rows = tf.nest.flatten(x)[0].shape[0]
     engine, unit, compiled = layerwise.weighted_gradient_sums, 1, False
+    traced = model.distribute_strategy.num_replicas_in_sync > 1
     optimizer = model.optimizer
     if is_private(optimizer):
         engine, unit = private_step.engine_of(optimizer), optimizer.mechanism.rows_clipped_together
         # As before training: some layers need it with this engine.
-        compiled = bool(model.jit_compile) and optimizer.gradient_engine == "vectorized"
+        vectorized = optimizer.gradient_engine == "vectorized"
+        compiled, traced = bool(model.jit_compile) and vectorized, traced or vectorized
     if sample_weight is None:
         sample_weight = tf.ones([rows])
     whole = rows // unit * unit
@@ -237,7 +239,9 @@ def _norms(model, batch: Any, chunk_size):
         )
     if unit == 1 and getattr(optimizer, "self_check", True):
         run = functools.partial(engine, model)
-        if not self_check.check_against_single_examples(model, run, *batch, compiled):
+        if not self_check.check_against_single_examples(
+            model, run, batch[0], batch[1], batch[2], compiled, 1, traced
+        ):
             self_check.warn_unchecked(model, batches=1)
     batch = x, y, sample_weight
     # Sums are not asked for, so that TensorFlow leaves them out.
