@@ -70,7 +70,7 @@ def test_loop_stops_within_an_epoch_where_the_budget_ends(tmp_path, capsys):
     assert last % 6 != 0 and epsilon(last // 2) <= 1.3 < epsilon(last // 2 + 1)
     assert f"--epsilon=1.3 lasts for {last} of these 18 steps." in printed
     assert "Stopped: another round would exceed --epsilon=1.3" in printed
-    assert f"The model after {last} steps is (epsilon, delta)-differentially private" in printed
+    assert f"The model after {last} steps, with all models on the way, is (epsilon," in printed
     assert re.search(r"^  noise_multiplier +4$", printed, re.MULTILINE)
     rounded = f"{math.ceil(1000 * progress[-1][1]) / 1000:.3f}"
     assert f"epsilon = {rounded} (PLD accountant)" in " ".join(printed.split())

@@ -16,7 +16,7 @@ from tensorflow.python.eager import context as eager_context
 
 import dice_tf
 from dice_tf.checks import rounding
-from dice_tf.checks.unoptimised import rewritten_once, unoptimised
+from dice_tf.checks.unoptimised import unoptimised, without_memory_plan
 from dice_tf.engine import gram
 
 RANDOM = np.random.default_rng(0)
@@ -58,17 +58,17 @@ def test_only_this_thread_and_only_inside():
     assert rewrites()
 
 
-def test_a_step_is_rewritten_once_as_the_user_wants_it():
-    once = options().ONE
+def test_a_step_has_no_plan_for_memory_and_all_else_as_the_user_wants_it():
+    none = options().NO_MEM_OPT
     tf.config.optimizer.set_experimental_options({"remapping": False})
     try:
         usual = eager_context.context().function_call_options
-        found = rewriting(rewritten_once(usual))
-        assert found.meta_optimizer_iterations == once and found.remapping == found.OFF
+        found = rewriting(without_memory_plan(usual))
+        assert found.memory_optimization == none and found.remapping == found.OFF
         assert not found.disable_meta_optimizer
     finally:
         tf.config.optimizer.set_experimental_options({"remapping": True})
-    assert options().meta_optimizer_iterations != once
+    assert options().memory_optimization != none
 
 
 def test_every_step_of_fit_runs_in_one_way(monkeypatch):
@@ -90,7 +90,7 @@ def test_every_step_of_fit_runs_in_one_way(monkeypatch):
         model.fit(x, y, batch_size=2, verbose=0)
     model.train_on_batch(x, y)
     assert len(found) == 9 and all(option == found[0] for option in found)
-    assert found[0].meta_optimizer_iterations == found[0].ONE
+    assert found[0].memory_optimization == found[0].NO_MEM_OPT
 
 
 def compiles_norms():

@@ -38,20 +38,16 @@ def unoptimised():
         _current.active = outer
 
 
-def rewritten_once(options):
-    """Returns options of calls with which TensorFlow goes over a function once, and not twice.
+def without_memory_plan(options):
+    """Returns options of calls with which TensorFlow makes no plan to save memory.
 
-    The second time takes as long as the first, and finds next to nothing in a private step. What
-    it plans to save memory takes a quarter of the first, and makes sums of two slower.
+    It takes a quarter of the time to make a private step ready, and makes sums of two slower.
     Functions run with other options are made ready anew, so all their runs must be with one.
 
     Args:
         options: `FunctionCallOptions` of the eager context, whose other settings stay.
     """
-    config = rewriter_config_pb2.RewriterConfig
-    return _with(
-        options, meta_optimizer_iterations=config.ONE, memory_optimization=config.NO_MEM_OPT
-    )
+    return _with(options, memory_optimization=rewriter_config_pb2.RewriterConfig.NO_MEM_OPT)
 
 
 def _with(options, **rewriting):
