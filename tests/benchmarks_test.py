@@ -380,7 +380,7 @@ def test_memory_of_a_row_is_the_slope_of_peaks(monkeypatch, capsys):
     found = memory_benchmark.run(parse(memory_benchmark, "--models=cnn"))
     # 312.5 MiB of 1,536 rows.
     assert found == {"cnn": (pytest.approx(208.33, abs=0.01), 100.0)}
-    assert "| cnn | 208 | 100 | 2.08 | 3.0 |" in capsys.readouterr().out
+    assert "| cnn | 208 | 100 | 2.08 | 5.0 |" in capsys.readouterr().out
 
 
 def test_memory_of_a_step_is_measured(tiny):

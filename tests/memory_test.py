@@ -81,7 +81,7 @@ def test_steps_of_recurrent_layers_are_counted(layer):
     ],
 )
 def test_as_many_rows_as_fit(monkeypatch, forward_bytes, expected_rows, multiple, size):
-    monkeypatch.setattr(memory, "MEMORY_BUDGET", 30_000)
+    monkeypatch.setattr(memory, "MEMORY_BUDGET", 50_000)
     if not forward_bytes:
         monkeypatch.setattr(memory, "MEMORY_BUDGET", 2**32)
     assert memory.rows_at_a_time(forward_bytes, expected_rows, multiple) == size
@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_cut_says_so_and_changes_nothing(
     weights = []
     for size in ("auto", None):
         # Of a row, the engine without closed forms keeps the gradient, too.
-        budget = 9000 if engine == "vectorized" else 1800
+        budget = 15_000 if engine == "vectorized" else 3000
         monkeypatch.setattr(memory, "MEMORY_BUDGET", budget)
         model = make_model(chunk_size=size, gradient_engine=engine)
         model.fit(X, Y, batch_size=BATCH, epochs=3, shuffle=False, verbose=verbose)
@@ -117,7 +117,7 @@ def test_what_does_not_fit_is_cut_says_so_and_changes_nothing(
 
 
 def test_gradients_of_single_examples_take_memory(monkeypatch, chosen):
-    monkeypatch.setattr(memory, "MEMORY_BUDGET", 3 * BATCH * 450)
+    monkeypatch.setattr(memory, "MEMORY_BUDGET", 5 * BATCH * 450)
     for engine in ("layerwise", "vectorized"):
         make_model(gradient_engine=engine).fit(X, Y, batch_size=BATCH, verbose=0)
     assert chosen[0] is None and chosen[-1] is not None

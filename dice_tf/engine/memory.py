@@ -10,9 +10,9 @@ import math
 
 # Bytes for the gradients of one chunk.
 MEMORY_BUDGET = 4 * 2**30
-# Peak memory per row over the bytes of all that a forward pass computes for a row. Measured: 1 to
-# 3.1 (benchmarks/README.md).
-PEAK_OVER_FORWARD_PASS = 3.0
+# Peak memory per row over the bytes of all that a forward pass computes for a row. Measured: 0.8
+# to 4.2 (benchmarks/README.md).
+PEAK_OVER_FORWARD_PASS = 5.0
 # Batches of random size exceed the expected one, hardly ever by more.
 _LARGER_BATCHES = 1.25
 
