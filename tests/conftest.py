@@ -73,6 +73,7 @@ LONG = {
     "output_weights_test.py",
     "owners_audit_test.py",
     "owners_test.py",
+    "patched_fit_test.py",
     "per_layer_rules_test.py",
     "precision_test.py",
     "private_search_docs_test.py",

@@ -3,7 +3,7 @@
 """The one place where Keras is made to take private steps.
 
 Keras hands an optimizer only gradients that are already summed over the batch. So
-constructing a private optimizer wraps methods of `keras.Model` once: `train_step`, to take
+constructing a private optimizer wraps methods of Keras' trainer once: `train_step`, to take
 `private_train_step` instead; `make_train_function`, to check the gradients of the first batch;
 `train_on_batch`, to make sparse batches dense; `fit` and two methods below it, so that several
 replicas and workers take part in the same batches; and what files are made of
@@ -49,7 +49,9 @@ _lock = threading.Lock()
 
 
 def install():
-    """Makes Keras' models take private steps for private optimizers.
+    """Makes Keras' TensorFlow trainer take private steps for private optimizers.
+
+    What others put on `keras.Model`, and take away again, stays above it.
 
     Idempotent and thread-safe.
 
@@ -65,15 +67,19 @@ def install():
         )
     strategies.check_strategy()
     precision.use_float32_products()
+    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+
+    of_models = keras.Model, released_models.METHODS
     with _lock:
-        if getattr(keras.Model.train_step, "dispatches_private_steps", False):
+        if getattr(TensorFlowTrainer.train_step, "dispatches_private_steps", False):
             return
-        for name, method in {**_METHODS, **released_models.METHODS}.items():
-            # Older versions of Keras have not all of these methods, nor the need for them.
-            stock = getattr(keras.Model, name, None)
-            if stock is not None:
-                setattr(keras.Model, name, _in_place_of(stock, method))
-        setattr(keras.Model.train_step, "dispatches_private_steps", True)
+        for owner, methods in ((TensorFlowTrainer, _METHODS), of_models):
+            for name, method in methods.items():
+                # Older versions of Keras have not all of these methods, nor the need for them.
+                stock = getattr(owner, name, None)
+                if stock is not None:
+                    setattr(owner, name, _in_place_of(stock, method))
+        setattr(TensorFlowTrainer.train_step, "dispatches_private_steps", True)
 
 
 def _in_place_of(stock, method):
