@@ -5,6 +5,7 @@
 import dataclasses
 import hashlib
 import math
+from typing import NamedTuple
 
 import dp_accounting
 from dp_accounting import pld
@@ -142,6 +143,41 @@ def test_a_sampler_without_amplification_trains_and_has_an_epsilon():
     assert history.history["epsilon"] == pytest.approx([half, expected], rel=5e-3)
     weights = np.concatenate([w for _, _, w in sampling.dataset(X, Y)])
     assert weights.sum() == N and set(weights) == {0.0, 1.0}
+
+
+class FullReleases(NamedTuple):
+    """A round of a user's own, which costs more than a `Round` of the same fields."""
+
+    sampling_probability: float
+    noise_multiplier: float
+    count: int
+
+    @property
+    def event(self):
+        event = dp_accounting.GaussianDpEvent(self.noise_multiplier)
+        return dp_accounting.SelfComposedDpEvent(event, self.count)
+
+
+class DerivedRound(Round):
+    event = FullReleases.event
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+@pytest.mark.parametrize("kind", [FullReleases, DerivedRound])
+def test_rounds_of_ones_own_are_refused(monkeypatch, kind, accountant):
+    """Nobody would look at what they say of themselves: 0.6 for 7.6 here."""
+    rounds = lambda self, noise_multiplier, steps: [kind(0.1, noise_multiplier, steps)]
+    monkeypatch.setattr(FixedSize, "accounted_rounds", rounds)
+    run = make_mechanism(), FixedSize(N, B), 16
+    for ask in (
+        lambda: accounting.compute_epsilon(*run, DELTA, accountant),
+        lambda: accounting.compose_epsilon([run], DELTA, accountant),
+        lambda: accounting.selection_epsilon(*run, DELTA, 5.0, accountant=accountant),
+    ):
+        with pytest.raises(
+            AccountingError, match=rf"`FixedSize.accounted_rounds`.*{kind.__name__}"
+        ):
+            ask()
 
 
 def test_its_statement_names_its_draws_and_its_neighbours():

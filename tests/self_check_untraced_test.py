@@ -49,6 +49,19 @@ def with_a_call_of_its_own():
     return layer
 
 
+def carries_in_graphs(carry, row):
+    """Adds the rows before, but only where a step is compiled."""
+    carry = carry if tf.executing_eagerly() else carry + row
+    return carry, row + carry
+
+
+def with_an_operation():
+    inputs = keras.Input((6,))
+    hidden = LAYERS.Dense(4)(inputs)
+    rows = keras.ops.scan(carries_in_graphs, keras.ops.zeros(4), hidden)[1]
+    return keras.Model(inputs, LAYERS.Dense(3)(rows))
+
+
 def sequential(*layers):
     return keras.Sequential([keras.Input((6,)), *layers, LAYERS.Dense(3)])
 
@@ -68,6 +81,7 @@ def compiled(model, loss=CROSS_ENTROPY, **arguments):
         (lambda: sequential(LAYERS.Dense(4, activation=mixed_in_graphs)), CROSS_ENTROPY),
         (lambda: sequential(LAYERS.Dense(4), LAYERS.Lambda(mixed_in_graphs)), CROSS_ENTROPY),
         (lambda: sequential(with_a_call_of_its_own()), CROSS_ENTROPY),
+        (with_an_operation, CROSS_ENTROPY),
         (ModelThatMixesInGraphs, CROSS_ENTROPY),
         (lambda: sequential(LAYERS.Dense(4)), loss_that_mixes_in_graphs),
         (
@@ -75,7 +89,7 @@ def compiled(model, loss=CROSS_ENTROPY, **arguments):
             keras.src.losses.losses.LossFunctionWrapper(loss_that_mixes_in_graphs),
         ),
     ],
-    ids=["layer", "activation", "lambda", "call", "model", "loss", "wrapped loss"],
+    ids=["layer", "activation", "lambda", "call", "operation", "model", "loss", "wrapped loss"],
 )
 def test_code_that_mixes_in_compiled_steps_only_is_refused(make, loss):
     with pytest.raises(GradientEngineError, match="depend on the other examples"):

@@ -90,6 +90,12 @@ def _two_moves(curve, log_delta):
 
 def run_rounds(mechanism, sampling, steps, delta, relation=None):
     """Returns the list of `Round`s of a run; `delta` decides how to split the unbounded form."""
+    rounds = _rounds_of(mechanism, sampling, steps, delta, relation)
+    events.check_rounds(rounds, sampling)
+    return rounds
+
+
+def _rounds_of(mechanism, sampling, steps, delta, relation):
     if not events.is_unbounded(mechanism):
         return events.bounded_rounds(mechanism, sampling, steps, relation)
     if not events.is_amplified(sampling):

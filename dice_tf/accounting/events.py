@@ -181,6 +181,27 @@ def check_delta(delta: Any, num_examples: int) -> float:
     return delta
 
 
+def check_rounds(rounds: Any, sampling: Any) -> None:
+    """Refuses rounds whose privacy loss is not known.
+
+    Args:
+        rounds: What `sampling.accounted_rounds` returned.
+        sampling: The sampler.
+
+    Raises:
+        AccountingError: If one is neither a `Round` nor an `AllocatedRound`; a derived class may
+            mean something else.
+    """
+    for one in rounds:
+        if type(one) not in (Round, AllocatedRound):
+            raise AccountingError(
+                f"`{type(sampling).__name__}.accounted_rounds` must return "
+                "`dice_tf.accounting.Round`s, whose privacy loss is known. Received: "
+                f"{one!r} (of type {type(one).__name__}). Describe the draws by rounds that cost "
+                "at least as much."
+            )
+
+
 def neighbouring_relation_of(sampling, neighbouring_relation=None):
     """Returns the name of the neighbouring relation that a guarantee is about.
 

@@ -199,6 +199,9 @@ def _is_stock(model):
     parts += [operation for part in parts for operation in getattr(part, "operations", ())]
     # Such as activations; or a `call` that was set on one layer.
     held = [value for part in parts for value in getattr(part, "__dict__", {}).values()]
+    # Such as what `keras.ops.scan` does at every step.
+    nodes = [node for part in parts for node in getattr(part, "_inbound_nodes", ())]
+    held += keras.tree.flatten([(node.arguments.args, node.arguments.kwargs) for node in nodes])
     of_keras = all(_is_of_keras(thing) for thing in (*parts, *held) if callable(thing))
     found = filter(None, (rules.rule_of(type(part)) for part in parts))
     return of_keras and all(rule.contributions.__module__.startswith("dice_tf.") for rule in found)
