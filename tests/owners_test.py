@@ -143,8 +143,9 @@ def test_equal_objects_draw_alike_from_a_seed_and_copies_keep_their_owners():
     assert dataclasses.replace(first, expected_batch_size=5).rows_per_unit == K
     examples = dice_tf.CyclicPoissonSampling(COUNT, B, seed=4)
     assert examples != first and make("cyclic", seed=4, rows_per_owner=2) != first
+    assert make("cyclic", seed=4, owner_ids=np.roll(IDS, 1)) != first
     assert provenance.sampling_name(examples) != provenance.sampling_name(first)
-    assert "owner_ids" not in repr(first) and str(IDS[0]) not in repr(first.owners)
+    assert "owner_ids" not in repr(first) and repr(first.owners) == f"Owners(rows_per_owner={K})"
 
 
 def test_rows_of_other_owners_are_rows_in_another_order():
