@@ -5,6 +5,7 @@
 import json
 import os
 import re
+import warnings
 
 import hypothesis
 import pytest
@@ -33,6 +34,8 @@ LONG = {
     "ablation_test.py",
     "accounting_allocation_test.py",
     "accounting_groups_test.py",
+    "accounting_selection_runs_test.py",
+    "accounting_selection_statements_test.py",
     "accounting_selection_test.py",
     "adaptive_accounting_test.py",
     "adaptive_clipping_docs_test.py",
@@ -43,14 +46,18 @@ LONG = {
     "cases2_admission_test.py",
     "cases2_audit_test.py",
     "cases2_callbacks_test.py",
+    "cases2_copies_test.py",
+    "cases2_data_on_disk_test.py",
     "cases2_data_test.py",
     "cases2_first_check_test.py",
     "cases2_ledger_test.py",
+    "cases2_loaded_noise_test.py",
     "cases2_losses_test.py",
     "cases2_mixing_test.py",
     "cases2_models_test.py",
     "cases2_norms_test.py",
     "cases2_saving_test.py",
+    "cases2_unfreezing_test.py",
     "choosing_the_clip_docs_test.py",
     "clipping_bias_test.py",
     "compare_test.py",
@@ -62,6 +69,7 @@ LONG = {
     "distribution_test.py",
     "finetune_text_test.py",
     "gradient_norms_test.py",
+    "hypermodel_search_test.py",
     "image_datasets_test.py",
     "image_models_test.py",
     "killed_workers_test.py",
@@ -77,6 +85,7 @@ LONG = {
     "per_layer_rules_test.py",
     "precision_test.py",
     "private_search_docs_test.py",
+    "private_search_refusals_test.py",
     "private_search_test.py",
     "replicas_benchmark_test.py",
     "resume_test.py",
@@ -210,3 +219,25 @@ def _is_stock(thing):
     return type(thing).__module__.startswith("keras.") and not isinstance(
         thing, keras.layers.Lambda
     )
+
+
+# Of searches: `searches.py` has what they train.
+
+
+@pytest.fixture
+def three_trials(monkeypatch):
+    """A search makes three trials."""
+    name = "dice_tf.accounting.repeated_selection.draw_number_of_trials"
+    monkeypatch.setattr(name, lambda mean, shape: 3)
+
+
+@pytest.fixture
+def one_epsilon_for_all(monkeypatch):
+    """Computes each epsilon once, since many searches here are alike."""
+    import searches
+
+    import dice_tf
+
+    warnings.simplefilter("ignore", dice_tf.errors.UnaccountedStepsWarning)
+    name = "dice_tf.accounting.repeated_selection.selection_epsilon"
+    monkeypatch.setattr(name, searches.SELECTION_EPSILON)

@@ -5,88 +5,40 @@
 import builtins
 import collections
 import dataclasses
-import functools
-import inspect
-import json
 import math
 import os
 import pathlib
 import stat
 import subprocess
 import sys
-import warnings
 
 import keras
-import keras_tuner
 import numpy as np
 import pytest
+from searches import (
+    DELTA,
+    PLAN,
+    B,
+    N,
+    Scores,
+    X,
+    Y,
+    fit,
+    make,
+    search,
+)
 
 import dice_tf
 from dice_tf import accounting
 from dice_tf.accounting import repeated_selection
 from dice_tf.errors import (
     AccountingError,
-    DicePrivacyError,
     MissingPackageError,
-    PlainGradientsError,
     ReleaseError,
-    SamplingError,
 )
-from dice_tf.search import SearchResult, Trial, search_record, search_space
+from dice_tf.search import SearchResult, search_record, search_space
 
-N, B, DELTA = 40, 10, 1e-3
-RANDOM = np.random.default_rng(0)
-X = RANDOM.normal(size=(N, 3)).astype("float32")
-Y = RANDOM.normal(size=(N, 1)).astype("float32")
-PLAN = dice_tf.PrivacyPlan(
-    num_examples=N, batch_size=B, epochs=1, noise_multiplier=3.0, delta=DELTA, accountant="rdp",
-    feedback_steps=1,
-)  # fmt: skip
-SELECTION_EPSILON = functools.cache(repeated_selection.selection_epsilon)
-SPACE = {"rate": [0.1, 0.2, 0.3], "units": lambda rng: int(rng.integers(1, 4))}
-
-
-def make(rate=0.1, units=1, **arguments):
-    keras.utils.clear_session()
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(units), keras.layers.Dense(1)])
-    arguments = arguments or {"plan": PLAN}
-    optimizer = dice_tf.DiceSGDOptimizer(rate, l2_norm_clip=1.0, self_check=False, **arguments)
-    model.compile(optimizer, "mse", run_eagerly=True)
-    return model
-
-
-@pytest.fixture(autouse=True)
-def one_epsilon_for_all(monkeypatch):
-    """Computes each epsilon once, since many searches here are alike."""
-    warnings.simplefilter("ignore", dice_tf.errors.UnaccountedStepsWarning)
-    monkeypatch.setattr(repeated_selection, "selection_epsilon", SELECTION_EPSILON)
-
-
-def fit(trial, model, **arguments):
-    model.fit(trial.sampling.dataset(X, Y), verbose=0, callbacks=[trial.callback()], **arguments)
-    return model
-
-
-class Scores:
-    """A `train` that makes real private steps, and gives the scores that it is told."""
-
-    def __init__(self, scores):
-        self.scores, self.trials, self.models = iter(scores), [], []
-
-    def __call__(self, trial):
-        self.trials.append(trial)
-        self.models.append(fit(trial, make(trial["rate"], trial["units"])))
-        return self.models[-1], next(self.scores)
-
-
-def search(folder, train, space=SPACE, **changes):
-    arguments = {"run": PLAN, "mean_trials": 3.0, "score_data": "held_out", "direction": "max"}
-    return dice_tf.private_search(train, space, directory=folder, **{**arguments, **changes})
-
-
-@pytest.fixture
-def three_trials(monkeypatch):
-    monkeypatch.setattr(repeated_selection, "draw_number_of_trials", lambda mean, shape: 3)
+pytestmark = pytest.mark.usefixtures("one_epsilon_for_all")
 
 
 # --- what it does -------------------------------------------------------------------
@@ -388,264 +340,6 @@ def test_a_plot_without_matplotlib_says_so(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(MissingPackageError, match="matplotlib"):
         search_record.PrivateTrials().plot()
-
-
-# --- what is refused ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"score_data": "private"}, "score from private data"),
-        ({"score_data": "training"}, "score_data"),
-        ({"direction": "up"}, "direction"),
-        ({"mean_trials": 0}, "mean_trials"),
-        ({"shape": -1.0}, "shape"),
-        ({"run": "plan"}, "run"),
-        ({"delta": 0.1}, "below 1/N"),
-        ({"space": {"rate": []}}, "rate"),
-        ({"space": {"rate": 0.1}}, "rate"),
-        ({"space": {"rate": lambda rng: object()}}, "rate"),
-        ({"space": None}, "space"),
-        ({"train": 3}, "train"),
-        ({"train": keras.Sequential}, "train"),
-        ({"objective": "val_loss"}, "objective"),
-        ({"accountant": "pld", "shape": math.inf}, "Poisson"),
-    ],
-)
-def test_bad_arguments_are_refused_before_anything_is_made(tmp_path, changes, message):
-    folder = tmp_path / "search"
-    with pytest.raises(AccountingError, match=message):
-        search(folder, **{"train": Scores([]), **changes})
-    assert not folder.exists()
-
-
-@pytest.mark.parametrize("name", ["score_data", "direction", "run", "mean_trials", "directory"])
-def test_nothing_that_decides_has_a_default(name):
-    parameter = inspect.signature(dice_tf.private_search).parameters[name]
-    assert parameter.default is parameter.empty
-
-
-def test_seeds_are_refused(tmp_path):
-    seeded = dice_tf.CyclicPoissonSampling(N, B, seed=1)
-    public = dataclasses.replace(PLAN.mechanism(), noise_is_secret=False)
-    for run in (
-        (PLAN.mechanism(), seeded, 8),
-        (public, dice_tf.CyclicPoissonSampling(N, B), 8),
-    ):
-        with pytest.raises(AccountingError, match="independent"):
-            search(tmp_path / "search", Scores([]), run=run, delta=DELTA)
-
-
-SHARED = []
-
-
-def plain(trial):
-    model = make()
-    model.compile("sgd", "mse")
-    model.fit(X, Y, verbose=0)
-    return model, 0.5
-
-
-def recompiled(trial):
-    model, _ = plain(trial)
-    model.compile(make().optimizer, "mse")
-    return model, 0.5
-
-
-def too_long(trial):
-    model = make()
-    fit(trial, model)
-    return fit(trial, model), 0.5
-
-
-def too_little_noise(trial):
-    arguments = {"noise_multiplier": 2.9, "expected_batch_size": B}
-    return fit(trial, make(**arguments)), 0.5
-
-
-def seeded_noise(trial):
-    arguments = {"noise_multiplier": 3.0, "expected_batch_size": B, "noise_seed": 5}
-    return fit(trial, make(**arguments)), 0.5
-
-
-def foreign_sampler(trial):
-    model = make()
-    model.fit(PLAN.sampling.dataset(X, Y), verbose=0)
-    return model, 0.5
-
-
-def one_model_for_all(trial):
-    if not SHARED:
-        SHARED.append(fit(trial, make()))
-    return SHARED[0], 0.5
-
-
-@pytest.mark.parametrize(
-    "train, error, message",
-    [
-        (plain, PlainGradientsError, "Without a private optimizer"),
-        (recompiled, DicePrivacyError, "private"),
-        (too_long, AccountingError, "cost more"),
-        (too_little_noise, AccountingError, "cost more"),
-        (seeded_noise, AccountingError, "seed"),
-        (foreign_sampler, SamplingError, "own sampler"),
-        (one_model_for_all, DicePrivacyError, "earlier trial"),
-        (lambda trial: fit(trial, make()), AccountingError, "return model, score"),
-        (lambda trial: (make().weights, 0.5), AccountingError, "return model, score"),
-        (lambda trial: (fit(trial, make()), "good"), AccountingError, "one real number"),
-        (lambda trial: (fit(trial, make()), [0.1, 0.2]), AccountingError, "one real number"),
-        (lambda trial: (fit(trial, make()), True), AccountingError, "one real number"),
-    ],
-)
-def test_trials_that_do_not_keep_to_the_run_are_refused(
-    tmp_path, three_trials, train, error, message
-):
-    SHARED.clear()
-    with pytest.raises(error, match=message):
-        search(tmp_path / "search", train, {})
-    # Nothing of it was kept.
-    kept = json.loads((tmp_path / "search" / "search.json").read_text())["trials"]
-    assert len(kept) == (1 if train is one_model_for_all else 0)
-
-
-def test_a_shorter_trial_and_another_threshold_are_within_the_run(tmp_path, three_trials):
-    def train(trial):
-        model = make()
-        model.optimizer = None
-        optimizer = dice_tf.DiceSGDOptimizer(
-            0.1,
-            l2_norm_clip=trial["clip"],
-            self_check=False,
-            noise_multiplier=3.0,
-            expected_batch_size=B,
-        )
-        model.compile(optimizer, "mse", run_eagerly=True)
-        return fit(trial, model), np.float32(0.5)
-
-    longer = PLAN.mechanism(), PLAN.sampling, 2 * PLAN.steps
-    result = search(tmp_path / "s", train, {"clip": [0.1, 2.0]}, run=longer, delta=DELTA)
-    assert result.score == 0.5
-
-
-# --- keras_tuner --------------------------------------------------------------------
-
-
-class Hypermodel(keras_tuner.HyperModel):
-    """Two depths, and a width for each layer."""
-
-    def build(self, hp):
-        rate = hp.Float("rate", 0.01, 1.0, sampling="log")
-        model = make(rate)
-        layers = [keras.Input((3,))]
-        for layer in range(hp.Int("depth", 1, 2)):
-            layers.append(keras.layers.Dense(hp.Choice(f"units_{layer}", [2, 3])))
-        layers.append(keras.layers.Dense(1))
-        network = keras.Sequential(layers)
-        network.compile(model.optimizer.from_config(model.optimizer.get_config()), "mse",
-                        run_eagerly=True)  # fmt: skip
-        return network
-
-
-def fit_arguments(trial):
-    return {"x": trial.sampling.dataset(X, Y), "verbose": 0, "validation_data": (X[:4], Y[:4]),
-            "callbacks": [trial.callback()]}  # fmt: skip
-
-
-def test_a_hypermodel_is_searched_at_random(tmp_path, three_trials):
-    result = search(tmp_path / "search", Hypermodel(), None, direction="min",
-                    fit_arguments=fit_arguments, objective="val_loss")  # fmt: skip
-    score = result.model.evaluate(X[:4], Y[:4], verbose=0)
-    assert result.score == pytest.approx(score, rel=1e-5)
-    depth = result.values["depth"]
-    assert set(result.values) == {"rate", "depth", *(f"units_{i}" for i in range(depth))}
-    widths = [layer.units for layer in result.model.layers]
-    assert widths == [*(result.values[f"units_{i}"] for i in range(depth)), 1]
-    rate = float(result.model.optimizer.learning_rate)
-    assert rate == pytest.approx(result.values["rate"], rel=1e-6)
-
-
-def test_values_of_a_hypermodel_follow_its_law():
-    class Cheap(keras_tuner.HyperModel):
-        def build(self, hp):
-            kind = hp.Choice("kind", ["a", "b"])
-            if kind == "b":
-                hp.Float("only_of_b", 0.0, 1.0)
-            with hp.conditional_scope("kind", ["a"]):
-                hp.Int("only_of_a", 1, 4)
-
-    draw = search_space.draw_of_hypermodel(Cheap())
-    drawn = [draw() for _ in range(600)]
-    kinds = collections.Counter(values["kind"] for values in drawn)
-    assert abs(kinds["a"] - 300) < 5 * math.sqrt(150)
-    of_a = [values for values in drawn if values["kind"] == "a"]
-    assert all(set(values) == {"kind", "only_of_a"} for values in of_a)
-    assert {values["only_of_a"] for values in of_a} == {1, 2, 3, 4}
-    of_b = [values["only_of_b"] for values in drawn if values["kind"] == "b"]
-    assert abs(np.mean(of_b) - 0.5) < 0.15
-
-
-@pytest.mark.parametrize("tuner", [
-    keras_tuner.BayesianOptimization, keras_tuner.RandomSearch,
-    keras_tuner.oracles.HyperbandOracle(objective="val_loss")])  # fmt: skip
-def test_tuners_are_refused(tmp_path, tuner):
-    if isinstance(tuner, type):
-        tuner = tuner(Hypermodel(), objective="val_loss", max_trials=2, directory=tmp_path)
-    for refused in (tuner, type(tuner)):
-        with pytest.raises(AccountingError, match="independent trials"):
-            search(tmp_path / "search", refused, None)
-
-
-class InFit(Hypermodel):
-    """Asks for a hyperparameter that nobody drew."""
-
-    def fit(self, hp, model, *args, **kwargs):
-        hp.Int("epochs", 1, 2)
-        return super().fit(hp, model, *args, **kwargs)
-
-
-class Endless(keras_tuner.HyperModel):
-    """Has new names at every call."""
-
-    count = 0
-
-    def build(self, hp):
-        self.count += 1
-        hp.Int(f"number_{self.count}", 0, 1)
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"space": {}}, "Leave `space` out"),
-        ({"fit_arguments": None}, "fit_arguments"),
-        ({"objective": None}, "objective"),
-        ({"objective": "loss"}, "val_"),
-        ({"objective": "val_accuracy"}, "not among"),
-        ({"train": InFit()}, "epochs"),
-        ({"train": Endless()}, "new hyperparameters"),
-    ],
-)
-def test_hypermodels_that_do_not_say_all_are_refused(tmp_path, three_trials, changes, message):
-    arguments = {"train": Hypermodel(), "space": None, "direction": "min",
-                 "fit_arguments": fit_arguments, "objective": "val_loss"}  # fmt: skip
-    with pytest.raises(AccountingError, match=message):
-        search(tmp_path / "search", **{**arguments, **changes})
-
-
-def test_a_trial_shows_its_own_epsilon(tmp_path, three_trials):
-    seen = []
-
-    def train(trial):
-        model, callback = make(trial["rate"], trial["units"]), trial.callback()
-        model.fit(trial.sampling.dataset(X, Y), verbose=0, callbacks=[callback])
-        assert isinstance(trial, Trial)
-        seen.append(callback.epsilon())
-        return model, 0.5
-
-    result = search(tmp_path / "search", train)
-    alone = accounting.compute_epsilon(PLAN.mechanism(), PLAN.sampling, PLAN.steps, DELTA)
-    assert seen == [alone] * 3 and alone < result.epsilon
 
 
 if __name__ == "__main__":
