@@ -29,7 +29,7 @@ five times as fast on a Sapphire Rapids, and on a Zen 4 as fast as without. With
 `--threads=2` uses two cores.
 
 What it needs: as train_image_classifier.py; for fashion_mnist 3 GB of memory; for definitions what
-finetune_text.py --task=classify does, and six minutes to encode them, once. It shows the time
+finetune_text.py --task=classify does, and five minutes to encode them, once. It shows the time
 that is left and can be killed: started again with the same flags it goes on.
 
 On private data a search costs privacy: every trial is (epsilon, delta)-private, all of them

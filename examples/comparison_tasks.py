@@ -178,7 +178,7 @@ def definitions(options):
         x[:-tests], y[:-tests], x[-tests:], y[-tests:],
         source=f"{texts.source}, by {comparison_features.encoder(options)}",
         held_out=(len(x) - tests) // 5,
-        batch_sizes=(64, 128) if options.quick else (256, 512, 1024),
+        batch_sizes=(64, 128) if options.quick else (256, 512, 1024, 2048),
         delta=1e-4 if options.quick else 1e-5,
     )  # fmt: skip
 
