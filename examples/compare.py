@@ -12,10 +12,13 @@ paired difference with two 95 % intervals: over seeds, and over test examples.
     python examples/compare.py                                    digits and heavy tails
     python examples/compare.py --tasks=fashion_mnist --epsilons=8,2.7,1 --epochs=3,10
     python examples/compare.py --tasks=digits --draws=8 --epochs=10
+    python examples/compare.py --tasks=fashion_mnist_cnn --draws=6 --epochs=3 --batches=256
+    python examples/compare.py --tasks=definitions
 
-The searches train many models at once (`stacked_trainer.py`, which a test compares with the
-package). The runs that are tested are made by the package itself, or some of them
-(`--stacked_seeds`) by the same trainer, to save time. Noise is calibrated by PLD.
+The searches train many linear models at once (`stacked_trainer.py`, which a test compares with
+the package). The runs that are tested are made by the package itself, or some of them
+(`--stacked_seeds`) by the same trainer, to save time. A network is trained by the package always,
+one run at a time. Noise is calibrated by PLD.
 
 Each method is given its best: both draw by Poisson sampling or by random allocation, whichever
 needs less noise. For DiceSGD, s (`--feedback_steps`) and the share of C1 are searched as well, and
@@ -25,7 +28,8 @@ NumPy's OpenBLAS may not know a new processor: the variable OPENBLAS_CORETYPE=Sk
 five times as fast on a Sapphire Rapids, and on a Zen 4 as fast as without. With OMP_NUM_THREADS=1,
 `--threads=2` uses two cores.
 
-What it needs: as train_image_classifier.py; for fashion_mnist 3 GB of memory. It shows the time
+What it needs: as train_image_classifier.py; for fashion_mnist 3 GB of memory; for definitions what
+finetune_text.py --task=classify does, and five minutes to encode them, once. It shows the time
 that is left and can be killed: started again with the same flags it goes on.
 
 On private data a search costs privacy: every trial is (epsilon, delta)-private, all of them
@@ -66,9 +70,17 @@ def run_task(name, flag_values):
         List of `comparison_report.Summary`.
     """
     options = comparison_tasks.Options(
-        flag_values.data_dir, str(pathlib.Path(flag_values.output_dir)), flag_values.quick
+        flag_values.data_dir,
+        str(pathlib.Path(flag_values.output_dir)),
+        flag_values.quick,
+        flag_values.wordnet_dir,
     )
     task = comparison_tasks.TASKS[name](options)
+    if flag_values.stacked_seeds and not task.linear:
+        raise app.UsageError(
+            f"--stacked_seeds is for linear models, and that of {name} is not linear. Received: "
+            f"--stacked_seeds={flag_values.stacked_seeds}. Leave it out for this task."
+        )
     folder = pathlib.Path(flag_values.output_dir) / name
     shared = {
         "data": task.source,
@@ -201,6 +213,9 @@ def define_flags(flag_values):
         "quick", False, "Few examples, to see it work; the digits are few anyway.", **options
     )
     flags.DEFINE_string("data_dir", None, "Folder of TFDS; default: that of TFDS.", **options)
+    flags.DEFINE_string(
+        "wordnet_dir", "/usr/share/wordnet", "Folder of WordNet's database files.", **options
+    )
     flags.DEFINE_string("output_dir", "out/compare", "Folder of the results.", **options)
 
 

@@ -1,36 +1,39 @@
 # Copyright 2026 The dice_tf Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What compare.py trains: convex problems, so that clipping and noise decide alone."""
+"""What compare.py trains: linear models, where clipping and noise decide alone, and a network."""
 
 from collections.abc import Callable
 import functools
-import pathlib
-import time
 from typing import NamedTuple
 
+import comparison_features
 import image_datasets
+import image_models
 import keras
 import numpy as np
-import scattering
 import stacked_trainer
+import text_datasets
 
-# Scattering channels are standardised together, three at a time, in each example.
-_GROUPS = 27
 # Of the task with rare classes: shirts are the hardest class of Fashion-MNIST.
 _RARE_CLASSES, _RARE_PART = (2, 5, 6), 0.05
+# As many as are encoded in some minutes.
+_TRAINING_TEXTS, _TEST_TEXTS = 40_000, 10_000
 
 
 class Task(NamedTuple):
     """A problem with its data and the ranges that a search begins with.
 
     Attributes:
-        x: Inputs to train on, float32; the last of them are held out from searches.
+        x: Inputs to train on, of a linear model float32; the last of them are held out from
+            searches.
         y: Targets.
         held_out: Int, how many.
         test: Pair of inputs and targets, for what the search chose.
         source: Text, where the data comes from.
-        outputs: Int, number of outputs of the linear model.
-        errors: Gradients of the loss by the outputs, see `stacked_trainer.train`.
+        outputs: Int, number of outputs of the model.
+        make_model: Function without arguments that returns the Keras model, with logits as outputs.
+        errors: Gradients of the loss by the outputs, for `stacked_trainer.train`; `None` if the
+            model is not linear, so that only the package can train it.
         loss: The same loss, for `compile`.
         example_scores: Function of outputs `[rows, models, outputs]` and targets to scores
             `[rows, models]`, whose mean over the rows is what counts; larger is better.
@@ -47,7 +50,8 @@ class Task(NamedTuple):
     test: tuple
     source: str
     outputs: int
-    errors: Callable
+    make_model: Callable
+    errors: Callable | None
     loss: Callable
     example_scores: Callable
     score: str
@@ -55,6 +59,11 @@ class Task(NamedTuple):
     delta: float
     clips: tuple
     step_lengths: tuple
+
+    @property
+    def linear(self):
+        """Whether `stacked_trainer.train` can train the model."""
+        return self.errors is not None
 
     def train_data(self, for_search):
         """Returns inputs and targets: without those held out, or all."""
@@ -75,7 +84,7 @@ def digits(options):
     pixels = lambda images: images.reshape(len(images), -1).astype(np.float32) - 127.5
     data = image_datasets.load_images("digits", options.data_dir)
     return _softmax_task(
-        *_image_arrays(data, lambda images: _normed(pixels(images))),
+        *_image_arrays(data, lambda images: comparison_features.normed(pixels(images))),
         source=data.source,
         held_out=round(0.2 * len(data.x_train)),
         batch_sizes=(48, 96, 192),
@@ -126,6 +135,54 @@ def fashion_mnist_rare(options):
     return task._replace(example_scores=_correct_by_class, score="mean accuracy of the classes")
 
 
+def fashion_mnist_cnn(options):
+    """The small network of train_image_classifier.py on the pixels of Fashion-MNIST.
+
+    Args:
+        options: `Options`.
+    """
+    data = _load_images("fashion_mnist", options)
+    task = _softmax_task(
+        data.x_train, data.y_train, data.x_test, data.y_test,
+        source=data.source,
+        held_out=200 if options.quick else 10_000,
+        batch_sizes=(64, 128) if options.quick else (256, 512, 1024),
+        delta=1e-5,
+    )  # fmt: skip
+    shape = data.x_train.shape[1:]
+    return task._replace(
+        make_model=functools.partial(
+            image_models.build_model, "fashion_mnist", shape, data.num_classes
+        ),
+        errors=None,
+        clips=(0.03, 1.0),
+        step_lengths=(0.5, 8.0),
+    )
+
+
+def definitions(options):
+    """Softmax regression on embeddings of WordNet's definitions: which kind of thing is defined?
+
+    The unit is one definition. Some words are in several.
+
+    Args:
+        options: `Options`.
+    """
+    texts = text_datasets.load_definitions(options.wordnet_dir)
+    pairs = texts.train + texts.test
+    count, tests = (1000, 200) if options.quick else (_TRAINING_TEXTS, _TEST_TEXTS)
+    pairs = pairs[:-tests][:count] + pairs[-tests:]
+    x = comparison_features.encoded([text for text, _ in pairs], options)
+    y = np.array([kind for _, kind in pairs])
+    return _softmax_task(
+        x[:-tests], y[:-tests], x[-tests:], y[-tests:],
+        source=f"{texts.source}, by {comparison_features.encoder(options)}",
+        held_out=(len(x) - tests) // 5,
+        batch_sizes=(64, 128) if options.quick else (256, 512, 1024, 2048),
+        delta=1e-4 if options.quick else 1e-5,
+    )  # fmt: skip
+
+
 def heavy_tails(options):
     """Least squares with skewed, heavy-tailed noise on the targets; synthetic.
 
@@ -158,6 +215,7 @@ def heavy_tails(options):
         test=examples(5_000, noisy=False),
         source="synthetic (seed 0), Lomax noise of shape 2.5 on the targets",
         outputs=1,
+        make_model=functools.partial(linear_model, x.shape[1], 1),
         errors=stacked_trainer.squared_errors,
         loss=keras.losses.MeanSquaredError(),
         example_scores=_explained,
@@ -176,11 +234,13 @@ class Options(NamedTuple):
         data_dir: Folder of TFDS, or `None`, see `image_datasets.load_images`.
         cache_dir: Folder for computed features, or `None` to compute them each time.
         quick: Whether to take few examples, to see it work.
+        wordnet_dir: Folder of WordNet's database files.
     """
 
     data_dir: str | None = None
     cache_dir: str | None = None
     quick: bool = False
+    wordnet_dir: str = "/usr/share/wordnet"
 
 
 TASKS = {
@@ -189,28 +249,33 @@ TASKS = {
     "mnist_5000": mnist_5000,
     "fashion_mnist": fashion_mnist,
     "fashion_mnist_rare": fashion_mnist_rare,
+    "fashion_mnist_cnn": fashion_mnist_cnn,
+    "definitions": definitions,
 }
 
 
-def make_model(task):
-    """Returns the linear model in Keras, with logits as outputs.
+def linear_model(inputs, outputs):
+    """Returns a linear model in Keras, which starts from zero.
 
     Args:
-        task: `Task`.
+        inputs: Int, number of inputs, the constant among them.
+        outputs: Int.
     """
-    # From zero: convex problems need no random start. The constant is among the inputs.
-    layer = keras.layers.Dense(task.outputs, use_bias=False, kernel_initializer="zeros")
-    return keras.Sequential([keras.Input((task.x.shape[1],)), layer])
+    # Convex problems need no random start.
+    layer = keras.layers.Dense(outputs, use_bias=False, kernel_initializer="zeros")
+    return keras.Sequential([keras.Input((inputs,)), layer])
 
 
 def _softmax_task(x, y, test_x, test_y, *, source, held_out, batch_sizes, delta):
+    outputs = int(y.max()) + 1
     return Task(
         x=x,
         y=y,
         held_out=held_out,
         test=(test_x, test_y),
         source=source,
-        outputs=int(y.max()) + 1,
+        outputs=outputs,
+        make_model=functools.partial(linear_model, x.shape[1], outputs),
         errors=stacked_trainer.softmax_errors,
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         example_scores=_correct,
@@ -237,60 +302,23 @@ def _explained(outputs, targets):
     return 1 - (outputs[:, :, 0] - targets[:, np.newaxis]) ** 2 / targets.var()
 
 
-def _scattered_images(name, options):
+def _load_images(name, options):
     data = image_datasets.load_images(name, options.data_dir)
-    if options.quick:
-        data = data._replace(x_train=data.x_train[:1200], y_train=data.y_train[:1200],
-                             x_test=data.x_test[:200], y_test=data.y_test[:200])  # fmt: skip
-    features = functools.partial(_cached_features, options=options, name=name)
+    if not options.quick:
+        return data
+    return data._replace(x_train=data.x_train[:1200], y_train=data.y_train[:1200],
+                         x_test=data.x_test[:200], y_test=data.y_test[:200])  # fmt: skip
+
+
+def _scattered_images(name, options):
+    data = _load_images(name, options)
+    features = functools.partial(comparison_features.scattered, options=options, name=name)
     return _image_arrays(data, features), data.source
 
 
 def _image_arrays(data, to_features):
-    inputs = [_with_constant(to_features(images)) for images in (data.x_train, data.x_test)]
-    return inputs[0], data.y_train, inputs[1], data.y_test
-
-
-def _cached_features(images, options, name):
-    path = None
-    if options.cache_dir is not None:
-        size = f"{'quick_' * options.quick}{len(images)}"
-        path = pathlib.Path(options.cache_dir) / f"{name}_scattering_{size}.npy"
-        if path.exists():
-            return np.load(path)
-    features = _normed(_scattered(images)).astype(np.float16)
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        with open(part, "wb") as file:
-            np.save(file, features)
-        part.replace(path)
-    return features
-
-
-def _normed(features):
-    features /= np.linalg.norm(features, axis=1, keepdims=True)
-    return features
-
-
-def _with_constant(features):
-    """Appends 0.1 to features of norm 1: a bias that learns more slowly."""
-    result = np.full((len(features), features.shape[1] + 1), 0.1, np.float32)
-    result[:, :-1] = features
-    return result
-
-
-def _scattered(images):
-    seconds = time.monotonic()
-
-    def progress(done, total):
-        if done == total or not done % 5000:
-            passed = time.monotonic() - seconds
-            print(f"Scattering features: {done} of {total} images ({passed:.0f} s).", flush=True)
-
-    features = scattering.features(images[..., 0], progress)
-    # Statistics of the example alone: they tell nothing about others.
-    groups = features.reshape(len(images), _GROUPS, -1)
-    groups -= groups.mean(2, keepdims=True)
-    groups /= groups.std(2, keepdims=True) + 1e-4
-    return features.reshape(len(images), -1)
+    x, test_x = (
+        comparison_features.with_constant(to_features(images))
+        for images in (data.x_train, data.x_test)
+    )
+    return x, data.y_train, test_x, data.y_test

@@ -52,13 +52,34 @@ def text_classifier(name, num_classes, sequence_length, lora_rank=0):
     """Returns a BERT encoder with a linear layer on the mean of its outputs.
 
     Args:
-        name: "minilm", a keras-hub preset of BERT, or "tiny".
+        name: As for `text_encoder`.
         num_classes: Int.
+        sequence_length: As for `text_encoder`.
+        lora_rank: As for `text_encoder`.
+
+    Returns:
+        Pair of a `keras.Model` from `token_ids` and `padding_mask` to logits, and
+        `text_tokens.Tokenizer`.
+
+    Raises:
+        ModuleNotFoundError: If the package with the encoder is missing.
+        ConnectionError: If the preset has to be downloaded and cannot be.
+    """
+    encoder, tokenizer = text_encoder(name, sequence_length, lora_rank)
+    logits = keras.layers.Dense(num_classes)(encoder.output)
+    return keras.Model(encoder.input, logits), tokenizer
+
+
+def text_encoder(name, sequence_length, lora_rank=0):
+    """Returns a BERT encoder of texts: the mean of its outputs.
+
+    Args:
+        name: "minilm", a keras-hub preset of BERT, or "tiny".
         sequence_length: Int, longest sequence (of a tiny model; presets have their own).
         lora_rank: Int, rank of trainable adapters in the attention; 0 trains all weights.
 
     Returns:
-        Pair of a `keras.Model` from `token_ids` and `padding_mask` to logits, and
+        Pair of a `keras.Model` from `token_ids` and `padding_mask` to embeddings, and
         `text_tokens.Tokenizer`.
 
     Raises:
@@ -85,7 +106,7 @@ def text_classifier(name, num_classes, sequence_length, lora_rank=0):
     outputs = backbone({**inputs, "segment_ids": segments})["sequence_output"]
     mask = keras.ops.cast(inputs["padding_mask"], "bool")
     pooled = keras.layers.GlobalAveragePooling1D()(outputs, mask=mask)
-    return keras.Model(inputs, keras.layers.Dense(num_classes)(pooled)), tokenizer
+    return keras.Model(inputs, pooled), tokenizer
 
 
 def _minilm_folder():

@@ -62,6 +62,7 @@ LONG = {
     "clipping_bias_test.py",
     "compare_test.py",
     "comparison_search_test.py",
+    "comparison_tasks_test.py",
     "convergence_test.py",
     "counterexample_test.py",
     "custom_loops_test.py",
