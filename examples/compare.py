@@ -122,8 +122,13 @@ def run_task(name, flag_values):
             if setting.epochs == epochs
         }
         choices |= comparison_search.run_searches(searches, runs.search_scores)
-    for choice in choices.values():
-        _print_choice(choice)
+    for setting in [setting._replace(batch=0) for setting in settings]:
+        alike = [choices[other] for other in settings if other._replace(batch=0) == setting]
+        if setting not in choices and len(alike) > 1:
+            choices[setting] = comparison_search.of_all_batches(alike)
+            settings.append(setting)
+    for setting, choice in choices.items():
+        _print_choice(setting, choice)
     if not flag_values.test_seeds:
         return []
     return _test(settings, choices, runs, task, name, folder, flag_values)
@@ -170,10 +175,10 @@ def _test(settings, choices, runs, task, name, folder, flag_values):
     return summaries
 
 
-def _print_choice(choice):
+def _print_choice(setting, choice):
     for method, trial in choice.trials.items():
         print(
-            f"{method}, {trial.setting}: held-out {choice.scores[method]:.4f} with "
+            f"{method}, {setting}: held-out {choice.scores[method]:.4f} with "
             f"B={trial.batch_size} s={trial.feedback_steps} C1/(C1+C2)={trial.share:.3g} "
             f"C1+C2={trial.clip:.3g} step_length={trial.step_length:.3g} "
             f"momentum={trial.momentum:g} averaged_part={trial.averaged_part:g}; "
@@ -194,7 +199,10 @@ def define_flags(flag_values):
     )
     flags.DEFINE_list("epsilons", ["8", "2.7", "1"], "Privacy budgets.", **options)
     flags.DEFINE_list("epochs", ["10"], "Numbers of epochs.", **options)
-    flags.DEFINE_list("batches", ["0"], "Batch sizes; 0 searches the size, too.", **options)
+    flags.DEFINE_list(
+        "batches", ["0"], "Batch sizes; 0 draws them, too. Of several, each method is also "
+        "compared at that which is best for it.", **options,
+    )  # fmt: skip
     flags.DEFINE_list("feedback_steps", ["1", "3", "7"], "Values of s to search.", **options)
     flags.DEFINE_integer("draws", 24, "First draws per method.", lower_bound=1, **options)
     flags.DEFINE_integer(

@@ -159,6 +159,33 @@ def search(setting, task, draws, feedback_steps, repetition=0):
     )
 
 
+def of_all_batches(choices):
+    """Returns what is best of all batch sizes, for each method by itself.
+
+    Held-out scores decide, so each method is given its best batch size.
+
+    Args:
+        choices: List of `Choice` of one task, of settings that differ in their batch sizes only.
+
+    Returns:
+        `Choice`; a method that takes the smallest or largest batches is at an edge.
+    """
+    sizes = [choice.trials[METHODS[0]].batch_size for choice in choices]
+    trials, scores, edges = {}, {}, []
+    for method in METHODS:
+        best = max(choices, key=lambda choice: choice.scores[method])
+        trials[method], scores[method] = best.trials[method], best.scores[method]
+        for side, end in (("low", min(sizes)), ("high", max(sizes))):
+            edges += [f"batch of {method} {side}"] * (trials[method].batch_size == end)
+    edges += [edge for choice in choices for edge in choice.at_edge]
+    ranges = [
+        (min(low for low, _ in ranges), max(high for _, high in ranges))
+        for ranges in zip(*((choice.clips, choice.step_lengths) for choice in choices), strict=True)
+    ]
+    draws = sum(choice.draws for choice in choices)
+    return Choice(trials, scores, *ranges, tuple(dict.fromkeys(edges)), draws)
+
+
 def run_searches(searches, evaluate):
     """Runs searches side by side.
 

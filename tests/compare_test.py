@@ -229,6 +229,22 @@ def test_a_run_and_its_restart(tmp_path, capsys):
         compare.run_task("heavy_tails", parse(*QUICK, "--repetition=0", f"--output_dir={tmp_path}"))
 
 
+def test_several_batch_sizes_are_compared_one_by_one_and_at_their_best(tmp_path, capsys):
+    flags = (*QUICK, "--batches=83,166", f"--output_dir={tmp_path}")
+    *fixed, free = compare.run_task("heavy_tails", parse(*flags))
+    assert [summary.setting.batch for summary in (*fixed, free)] == [83, 166, 0]
+    for method in ("DP-SGD", "DiceSGD"):
+        best = max(fixed, key=lambda summary: summary.choice.scores[method])
+        assert free.choice.trials[method] == best.choice.trials[method]
+        # The runs of a row by itself, not made again.
+        assert free.scores[method] == best.scores[method]
+    assert "batch=0): held-out" in capsys.readouterr().out
+    table = (tmp_path / "heavy_tails" / "comparison.md").read_text(encoding="utf-8")
+    assert [row.split(" |")[0] for row in table.splitlines()[2:]] == [
+        "| 2, 3, 83", "| 2, 3, 166", "| 2, 3, free"
+    ]  # fmt: skip
+
+
 def test_a_folder_of_unknown_trials_is_refused(tmp_path):
     (tmp_path / "search.csv").write_text("method\n", encoding="utf-8")
     with pytest.raises(app.UsageError, match="no settings.json"):

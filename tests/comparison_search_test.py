@@ -107,6 +107,22 @@ def test_further_seeds_decide():
         assert means[chosen] == max(means.values()) == choice.scores[method]
 
 
+def test_of_several_batch_sizes_each_method_gets_its_best():
+    best = {"DP-SGD": 500, "DiceSGD": 250}
+    score = lambda t: -abs(math.log(t.batch_size / best[t.method])) - 1e-3 * abs(math.log(t.clip))
+    choices = [searched(score, batch=batch)[0] for batch in (125, 250, 500)]
+    combined = comparison_search.of_all_batches(choices)
+    for choice, method in ((choices[2], "DP-SGD"), (choices[1], "DiceSGD")):
+        assert combined.trials[method] == choice.trials[method]
+        assert combined.scores[method] == choice.scores[method]
+    # 250 has sizes on both sides, 500 has not.
+    assert [edge for edge in combined.at_edge if "batch" in edge] == ["batch of DP-SGD high"]
+    assert combined.draws == sum(choice.draws for choice in choices)
+    assert combined.clips == (
+        min(choice.clips[0] for choice in choices), max(choice.clips[1] for choice in choices)
+    )  # fmt: skip
+
+
 def test_a_repetition_has_other_draws_and_seeds():
     score = peaked({"clip": 0.3, "step_length": 3.0})
     runs = [searched(score, repetition=number)[1] for number in (0, 1, 1)]
