@@ -138,6 +138,7 @@ ZOO = {
     "convnext_block": lambda: image_model(convnext.ConvNeXtBlock(12, name="block"), MANY),
     "convnext_block_subclass": lambda: image_model(convnext_block, MANY),
     "convnext_block_multiplied": lambda: image_model(lambda x: convnext_block(x, 2), MANY),
+    "one_factor_for_all": lambda: image_model(convnext.LayerScale(0.5, 1), MANY),
     "resnext_block": lambda: image_model(resnext_block, (9, 8, 3)),
     "residual_unit": lambda: image_model(residual_unit, MANY),
     "separable_rows": lambda: image_model(separable_rows, IMAGE),
@@ -175,10 +176,12 @@ XLA = {
     "normalisations",
     "zeros_from_a_state",
 }
-# Every layer but that of a user has a rule.
-ONE_BY_ONE = dict.fromkeys(
-    ("convnext_block_subclass", "convnext_block_multiplied"), {"TwiceScaled"}
-)
+# Every layer but those that compute something else has a rule.
+ONE_BY_ONE = {
+    "convnext_block_subclass": {"TwiceScaled"},
+    "convnext_block_multiplied": {"TwiceScaled"},
+    "one_factor_for_all": {"LayerScale"},
+}
 
 
 @pytest.mark.parametrize("name", ZOO)
