@@ -122,7 +122,7 @@ def _later_fits(cell, pair, x, y):
     """Returns the median milliseconds of later calls of `fit` with one batch, in turns."""
     times = [
         [1e3 * protocol.seconds_of_fit(model, x, y, cell["batch"])[0] for model in pair]
-        for _ in range(1 + 2 * cell["rounds"])
+        for _ in range(1 + cell["rounds"])
     ]
     return np.median(times, axis=0)
 
@@ -131,7 +131,7 @@ def measure_alone(cell):
     """Times and weighs the private or the plain model, with nothing else in the process.
 
     Args:
-        cell: Specification.
+        cell: Specification. With an entry "weigh" that is true, time is left out.
 
     Returns:
         Dict with time, examples per second and memory.
@@ -139,6 +139,9 @@ def measure_alone(cell):
     x, y = make_examples(cell)
     model = compiled_model(cell, cell["private"])
     before = protocol.memory_mib(peak=False)
+    if cell.get("weigh"):
+        peak = protocol.keras_peak_mib(model, x, y, cell["batch"])
+        return {"peak_mib": peak, "before_mib": before}
     run = protocol.keras_run(keras, model, x, y, cell["batch"])
     return {**protocol.time_alone(*run, cell), "before_mib": before}
 
