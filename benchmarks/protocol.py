@@ -24,6 +24,7 @@ INPUT_SHAPES = {
     "vit": (32, 32, 3),
     "transformer": (64,),
     "lstm": (64,),
+    "warm_up": (8,),
 }
 TOKENS, CLASSES = 2000, 10
 
