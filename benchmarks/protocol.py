@@ -205,7 +205,7 @@ def report(result):
     print(_RESULT + json.dumps(result), flush=True)
 
 
-def measure(script, specification, python=sys.executable, timeout=900):
+def measure(script, specification, python=sys.executable, timeout=1800):
     """Runs a measurement in a process of its own.
 
     Args:
