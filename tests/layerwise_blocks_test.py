@@ -6,6 +6,7 @@ import unittest.mock
 
 import keras
 from keras import layers as L
+from keras.src.applications import convnext
 from layerwise_test import BATCH, assert_same, compiled, example_data, loop, weights
 import numpy as np
 import pytest
@@ -58,21 +59,25 @@ def dense_block(x, layers=3, growth=4):
     return L.AveragePooling2D(2)(L.Conv2D(8, 1, use_bias=False)(x))
 
 
-class LayerScale(L.Layer):
-    """As in ConvNeXt: a factor per channel, which has no rule."""
-
-    def build(self, shape):
-        self.gamma = self.add_weight(shape=shape[-1:], initializer="ones")
+class TwiceScaled(convnext.LayerScale):
+    """A subclass that computes something else, to which the rule must not apply."""
 
     def call(self, x):
-        return x * self.gamma
+        return x * self.gamma**2
 
 
-def convnext_block(x):
-    h = L.DepthwiseConv2D(7, padding="same")(x)
+def convnext_block(x, multiplier=1):
+    h = L.Conv2D(12 * multiplier, 7, padding="same", groups=12)(x)
     h = L.LayerNormalization(epsilon=1e-6)(h)
-    h = L.Dense(4 * x.shape[-1], activation="gelu")(h)
-    return x + LayerScale()(L.Dense(x.shape[-1])(h))
+    h = L.Dense(12, activation="gelu")(h)
+    return x + TwiceScaled(0.5, 12)(h)
+
+
+def resnext_block(x):
+    h = L.Conv2D(8, 1, activation="relu")(x)
+    h = L.Conv2D(12, 3, padding="same", groups=4, strides=2, activation="relu")(h)
+    h = L.Conv2D(12, 2, padding="same", groups=2, dilation_rate=2, use_bias=False)(h)
+    return L.Conv2D(24, 3, padding="same", groups=12, strides=2)(normalised(h))
 
 
 def residual_unit(x):
@@ -130,7 +135,11 @@ ZOO = {
     "efficient_net": lambda: image_model(lambda x: inverted_residual(x, squeeze=True), MANY),
     "squeeze_and_excite": lambda: image_model(squeezed_and_excited, MANY),
     "dense_block": lambda: image_model(dense_block, MANY),
-    "convnext_block": lambda: image_model(convnext_block, MANY),
+    "convnext_block": lambda: image_model(convnext.ConvNeXtBlock(12, name="block"), MANY),
+    "convnext_block_subclass": lambda: image_model(convnext_block, MANY),
+    "convnext_block_multiplied": lambda: image_model(lambda x: convnext_block(x, 2), MANY),
+    "one_factor_for_all": lambda: image_model(convnext.LayerScale(0.5, 1), MANY),
+    "resnext_block": lambda: image_model(resnext_block, (9, 8, 3)),
     "residual_unit": lambda: image_model(residual_unit, MANY),
     "separable_rows": lambda: image_model(separable_rows, IMAGE),
     "normalisations": lambda: image_model(normalisations, MANY),
@@ -159,9 +168,20 @@ ZOO = {
     "bidirectional_masked": lambda: with_gaps(
         L.Bidirectional(L.LSTM(3, return_sequences=True)), L.Bidirectional(L.GRU(2))),
 }  # fmt: skip
-XLA = {"inverted_residual", "convnext_block", "conv_lstm", "normalisations", "zeros_from_a_state"}
-# Every layer but that of a user has a rule.
-ONE_BY_ONE = {"convnext_block": {"LayerScale"}}
+XLA = {
+    "inverted_residual",
+    "convnext_block",
+    "resnext_block",
+    "conv_lstm",
+    "normalisations",
+    "zeros_from_a_state",
+}
+# Every layer but those that compute something else has a rule.
+ONE_BY_ONE = {
+    "convnext_block_subclass": {"TwiceScaled"},
+    "convnext_block_multiplied": {"TwiceScaled"},
+    "one_factor_for_all": {"LayerScale"},
+}
 
 
 @pytest.mark.parametrize("name", ZOO)

@@ -20,6 +20,7 @@ import keras.src
 import tensorflow as tf
 
 from dice_tf.checks.assignments import Assignments
+from dice_tf.engine.grouped_convolutions import natively
 from dice_tf.engine.overrides import shallow_copy
 from dice_tf.errors import LossError
 
@@ -66,7 +67,8 @@ def call_in_training(model, x):
     Returns:
         The model's outputs.
     """
-    return model(x, training=True) if model._call_has_training_arg else model(x)
+    with natively(model):
+        return model(x, training=True) if model._call_has_training_arg else model(x)
 
 
 def individual_losses(model, y, y_pred, sample_weight):

@@ -13,6 +13,7 @@ import sys
 from typing import Any, NamedTuple
 
 import keras
+from keras.src.applications import convnext
 import tensorflow as tf
 
 from dice_tf.engine import rules_conv, rules_conv_recurrent, rules_normalisation, rules_recurrent
@@ -345,6 +346,11 @@ for _class in (
     keras.layers.GroupNormalization,
 ):
     register_rule(_class, rules_normalisation.contributions, supports=rules_normalisation.supports)
+register_rule(
+    convnext.LayerScale,
+    rules_normalisation.scaled,
+    supports=rules_normalisation.supports_scaled,
+)
 register_rule(
     keras.layers.ReversibleEmbedding, _reversible_embedding, supports=_supports_reversible
 )

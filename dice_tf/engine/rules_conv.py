@@ -123,7 +123,7 @@ def depthwise(layer, call):
     Returns:
         List of pairs of a variable and a contribution.
     """
-    kernel = _depthwise_kernel(layer, layer.kernel, call.inputs, call.cotangents)
+    kernel = _depthwise_kernel(layer, layer.kernel.shape, call.inputs, call.cotangents)
     return _with_bias(layer, call, [(layer.kernel, kernel)])
 
 
@@ -153,25 +153,29 @@ def separable(layer, call):
     below = tf.reshape(tf.matmul(flat, weights, transpose_b=True), tf.shape(between))
     below = tf.ensure_shape(below, between.shape)
     kernels = [
-        (deep, _depthwise_kernel(layer, deep, call.inputs, below)),
+        (deep, _depthwise_kernel(layer, deep.shape, call.inputs, below)),
         (point, OuterProduct(_flat_positions(between), flat, shape=point.shape)),
     ]
     return _with_bias(layer, call, kernels)
 
 
-def _depthwise_kernel(layer, kernel, inputs, cotangents):
+def _depthwise_kernel(layer, shape, inputs, cotangents):
     """The contribution to a kernel `[*kernel_size, channels, multiplier]`."""
-    channels, multiplier = kernel.shape[-2:]
-    if max(layer.dilation_rate) == 1 and len(set(layer.strides)) == 1 and not _in_xla():
-        return PerExample(_depthwise_gradients(layer, kernel, inputs, cotangents))
+    channels, multiplier = shape[-2:]
+    if _is_depthwise_image(layer):
+        return PerExample(_depthwise_gradients(layer, shape, inputs, cotangents))
     patches, cotangents = _in_groups(layer, inputs, cotangents, channels)
     order = ((channels, math.prod(layer.kernel_size), multiplier), (1, 0, 2))
-    return OuterProduct(patches, cotangents, shape=kernel.shape, layout=order)
+    return OuterProduct(patches, cotangents, shape=shape, layout=order)
 
 
-def _depthwise_gradients(layer, kernel, inputs, cotangents):
+def _is_depthwise_image(layer):
+    return max(layer.dilation_rate) == 1 and len(set(layer.strides)) == 1 and not _in_xla()
+
+
+def _depthwise_gradients(layer, shape, inputs, cotangents):
     """Per-example gradients: of one image whose channels are those of all examples."""
-    channels, multiplier = kernel.shape[-2:]
+    channels, multiplier = shape[-2:]
     geometry = (inputs.shape[1:-1], layer.kernel_size, layer.strides, layer.dilation_rate)
     pads, size = _paddings(*geometry, layer.padding), layer.kernel_size
     inputs = tf.pad(tf.cast(inputs, tf.float32), [[0, 0], *pads, [0, 0]])
@@ -206,7 +210,7 @@ def _depthwise_gradients(layer, kernel, inputs, cotangents):
             padding="VALID",
         )
     gradients = tf.reshape(gradients, [math.prod(size), batch, channels * multiplier])
-    return tf.reshape(tf.transpose(gradients, [1, 0, 2]), [-1, *kernel.shape])
+    return tf.reshape(tf.transpose(gradients, [1, 0, 2]), [-1, *shape])
 
 
 def _apart(images, stride):
@@ -225,12 +229,18 @@ def _in_xla():
 
 
 def _grouped(layer, call):
+    channels, shape = call.inputs.shape[-1], layer._kernel.shape
+    if layer.groups == channels and layer.rank < 3 and _is_depthwise_image(layer):
+        # A depthwise convolution, whose kernel has its last two axes in one.
+        deep = (*layer.kernel_size, channels, layer.filters // channels)
+        gradients = _depthwise_gradients(layer, deep, call.inputs, call.cotangents)
+        return PerExample(tf.reshape(gradients, [-1, *shape]))
     patches, cotangents = _in_groups(layer, call.inputs, call.cotangents, layer.groups)
     inputs, outputs = patches.shape[-1], layer.filters // layer.groups
     return OuterProduct(
         patches,
         cotangents,
-        shape=layer._kernel.shape,
+        shape=shape,
         layout=((layer.groups, inputs, outputs), (1, 0, 2)),
     )
 

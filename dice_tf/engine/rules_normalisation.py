@@ -1,6 +1,6 @@
 # Copyright 2026 The dice_tf Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Closed forms of layers `scale * normalised(inputs) + offset`."""
+"""Closed forms of layers `scale * normalised(inputs) + offset`, and `scale * inputs`."""
 
 from typing import Any
 
@@ -38,3 +38,15 @@ def supports(layer, inputs):
     """Whether the closed form describes a layer on these inputs."""
     axes = layer.axis if isinstance(layer.axis, (list, tuple)) else [layer.axis]
     return inputs.shape.rank is not None and all(axis % inputs.shape.rank for axis in axes)
+
+
+def scaled(layer, call):
+    """Returns the contribution to the scale of ConvNeXt's `LayerScale`, `inputs * scale`."""
+    products = tf.cast(call.cotangents, tf.float32) * tf.cast(call.inputs, tf.float32)
+    axes = list(range(1, call.inputs.shape.rank - 1))
+    return [(layer.gamma, PerExample(tf.reduce_sum(products, axes) if axes else products))]
+
+
+def supports_scaled(layer, inputs):
+    """Whether `scaled` describes a layer on these inputs: one factor per feature."""
+    return (inputs.shape.rank or 0) > 1 and tuple(layer.gamma.shape) == (inputs.shape[-1],)

@@ -1,0 +1,66 @@
+# Copyright 2026 The dice_tf Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Runs grouped convolutions with TensorFlow's own kernels, where it has them.
+
+Keras compiles `Conv2D` with `groups` with XLA on every device, because TensorFlow once had no
+gradient of it on CPUs. oneDNN has, and takes a thirtieth of the time or less. Whether it does
+for a precision is tried, once. Values are the same but for rounding.
+"""
+
+import functools
+
+import keras
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
+
+from dice_tf.engine.overrides import overridden
+
+
+def natively(model):
+    """Returns a context in which grouped convolutions of a model run without XLA.
+
+    Only those of `keras.layers.Conv2D` itself: what a subclass computes is its own affair.
+
+    Args:
+        model: A Keras model.
+    """
+    replacements = [
+        (layer, "convolution_op", functools.partial(_native, layer))
+        for layer in model._flatten_layers()
+        if type(layer) is keras.layers.Conv2D
+        and layer.groups > 1
+        and layer.data_format == "channels_last"
+        and "convolution_op" not in vars(layer)
+    ]
+    return overridden(replacements)
+
+
+def _native(layer, of_keras):
+    def convolution_op(inputs, kernel):
+        graph = tf.compat.v1.get_default_graph()
+        if control_flow_util.GraphOrParentsInXlaContext(graph) or not _works(inputs.dtype):
+            return of_keras(inputs, kernel)
+        return tf.nn.convolution(
+            inputs,
+            kernel,
+            strides=layer.strides,
+            padding=layer.padding.upper(),
+            dilations=layer.dilation_rate,
+        )
+
+    return convolution_op
+
+
+@functools.cache
+def _works(dtype):
+    """Whether TensorFlow computes a grouped convolution and its gradients on this processor."""
+    with tf.init_scope(), tf.device("CPU"):
+        images, kernel = tf.ones([2, 3, 3, 4], dtype), tf.ones([2, 2, 2, 6], dtype)
+        try:
+            with tf.GradientTape() as tape:
+                tape.watch([images, kernel])
+                outputs = tf.nn.convolution(images, kernel, padding="SAME")
+            tape.gradient(outputs, [images, kernel])
+        except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError):
+            return False
+    return True
