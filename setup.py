@@ -54,10 +54,13 @@ DEMO = [
     "scikit-learn>=1.3",
 ]
 
-EXAMPLES = DEMO + [
+BENCHMARKS = DEMO + [
     # The vision transformer, GPT-2, BERT and their tokenizers; 0.25 is the newest for Python
     # 3.10. It brings the tensorflow-text of the installed TensorFlow, except on Windows.
     "keras-hub>=0.25,<1",
+]
+
+EXAMPLES = BENCHMARKS + [
     # Reads the weights of the packaged text encoder; keras-hub does not declare it.
     "safetensors>=0.4",
     # Scores generated texts: BLEU.
@@ -137,7 +140,7 @@ setuptools.setup(
         "test": TEST,
         # The benchmarks measure dice_tf against what is already installed and
         # draw their results.
-        "benchmarks": DEMO,
+        "benchmarks": BENCHMARKS,
         "docs": DOCS,
         "lint": LINT,
     },

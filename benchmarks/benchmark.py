@@ -7,15 +7,18 @@ trained by stock `fit`, in turns, in one process; the ratio of their times is re
 Peaks of memory come from separate processes. `--peers` adds TensorFlow Privacy, Opacus,
 FastDP and JAX-Privacy on the same models, each in an environment that is created on first use.
 
-    python benchmarks/benchmark.py                       everything of dice_tf, an hour
-    python benchmarks/benchmark.py --quick               DiceSGD alone, less exact, ten minutes
+    python benchmarks/benchmark.py                       everything of dice_tf, over an hour
+    python benchmarks/benchmark.py --quick               some models, DiceSGD alone, ten minutes
     python benchmarks/benchmark.py --models=cnn,sweep    some models; sweep: batch sizes
     python benchmarks/benchmark.py --models=ResNet50     one of `real_models.py`, or a group
     python benchmarks/benchmark.py --peers               the other packages as well
+    python benchmarks/benchmark.py --peers --noratios    the other packages alone
 
-It prints tables and writes results.json, a CSV file per table and plots to --output_dir.
+It shows what was measured and how much time is left, prints tables and writes results.json, a
+CSV file per table and plots to --output_dir.
 """
 
+import concurrent.futures
 import importlib.metadata
 import os
 import pathlib
@@ -24,6 +27,7 @@ import time
 
 from absl import app, flags
 import peers
+from progress import Progress, in_words, weight
 import protocol
 import real_models
 import report
@@ -35,6 +39,9 @@ SWEEP = (64, 128, 256, 512, 1024, 2048, 4096)
 QUICK_SWEEP = (256, 1024)
 SWEEP_CHUNK = 256
 METHODS = ("DP-SGD", "DiceSGD")
+# What --quick measures unless --models says otherwise: some of every family.
+QUICK = (*MODELS, "MobileNetV2", "ResNet50", "BertBackbone", "Conv2D x 3", "DepthwiseConv2D x 3",
+         "inverted residual x 6", "ConvLSTM2D", "embedding of 20000")  # fmt: skip
 
 # Of processors whose names say little.
 _NUMBERS = {"cpu family": "family", "model": "model"}
@@ -109,7 +116,7 @@ def run_cells(cells, options, progress, measure=protocol.measure):
 
     Args:
         cells: List of specifications.
-        options: Dict with "rounds", "seconds" and, unless they are wanted, "memory": False.
+        options: Dict with "rounds" and "seconds".
         progress: Function that is called with a line of text.
         measure: Function of a script and a specification.
 
@@ -117,14 +124,19 @@ def run_cells(cells, options, progress, measure=protocol.measure):
         Results, one per cell. Ratios of memory are added where both were measured.
     """
     plain_memory = {}
-    for i, cell in enumerate(cells, 1):
+    for cell in cells:
         result = measure("cell.py", {**cell, **options})
-        if "ratio" in result and options.get("memory", True):
+        if "ratio" in result:
             key = cell["model"], cell["batch"], cell["optimizer"]
-            memory = {**cell, **options, "rounds": 1}
-            if key not in plain_memory:
-                plain_memory[key] = measure("cell.py", {**memory, "private": False})
-            plain, private = plain_memory[key], measure("cell.py", {**memory, "private": True})
+            weigh = lambda private, cell=cell: measure(
+                "cell.py", {**cell, **options, "weigh": True, "private": private}
+            )
+            # Other work changes no peak, so these two may run side by side.
+            with concurrent.futures.ThreadPoolExecutor() as pool:
+                if key not in plain_memory:
+                    plain_memory[key] = pool.submit(weigh, False)
+                private = pool.submit(weigh, True).result()
+            plain = plain_memory[key].result()
             if "peak_mib" in plain and "peak_mib" in private:
                 result |= {
                     "plain_mib": plain["peak_mib"],
@@ -132,7 +144,7 @@ def run_cells(cells, options, progress, measure=protocol.measure):
                     "before_mib": private["before_mib"],
                     "memory_ratio": private["peak_mib"] / plain["peak_mib"],
                 }
-        progress(f"[{i}/{len(cells)}] {report.describe(result)}")
+        progress(report.describe(result))
         yield result
 
 
@@ -146,6 +158,7 @@ def environment():
         "processor": _processor(),
         "extensions": vector_extensions(),
         "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
         "versions": {"dice_tf": dice_tf.__version__, **versions},
     }
@@ -194,14 +207,15 @@ def run(flag_values):
     }
     if flag_values.jit_compile:
         options["jit_compile"] = True
-    if quick:
-        options["memory"] = False
     folder = pathlib.Path(flag_values.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     show = lambda line: print(line, flush=True)
-    models = [name for name in flag_values.models if name in MODELS]
+    names = flag_values.models or (QUICK if quick else _every_name())
+    models = [name for name in names if name in MODELS]
     results = {"environment": environment(), "options": options}
     show(report.heading(results["environment"]))
+    if not any(model.group == "hub" for model in real_models.MODELS.values()):
+        show("keras-hub is not installed, so its models are left out: pip install keras-hub")
 
     parts = {}
     if models:
@@ -210,16 +224,20 @@ def run(flag_values):
         if quick:
             cells = [c for c in cells if (c["method"], c["engine"]) == ("DiceSGD", "layerwise")]
         parts["ratios"] = title, cells
-    real = real_cells(flag_values.models)
+    real = real_cells(names)
     if real:
         parts["real"] = f"Real models and single layers, {options['rounds']} rounds:", real
-    if "sweep" in flag_values.models:
+    if "sweep" in names:
         title = f"Batch sizes, on the CNN; chunk_size={SWEEP_CHUNK}:"
         parts["sweep"] = title, sweep_cells(QUICK_SWEEP if quick else SWEEP)
+    if not flag_values.ratios:
+        parts = {}
+    start = time.monotonic()
+    progress = Progress([weight(cell) for _, cells in parts.values() for cell in cells], show)
     for part, (title, cells) in parts.items():
         show(f"\n{title}")
         results[part] = []
-        for result in run_cells(cells, options, show):
+        for result in run_cells(cells, options, progress):
             results[part].append(result)
             report.write_results(folder, results)  # An interruption loses nothing.
     if flag_values.peers:
@@ -228,9 +246,14 @@ def run(flag_values):
         batches = [(name, batch) for name in models for batch in MODELS[name]]
         results["peers"] = peers.run_passes(batches, passes, options, folder / "envs", show)
     show("\n" + report.format_tables(results))
+    show(f"It took {in_words(time.monotonic() - start)}.")
     for path in report.write_results(folder, results):
         show(f"Wrote {path}")
     return results
+
+
+def _every_name():
+    return [*MODELS, "sweep", *real_models.GROUPS]
 
 
 def define_flags(flag_values):
@@ -240,16 +263,17 @@ def define_flags(flag_values):
         flag_values: `absl.flags.FlagValues` to define them in.
     """
     options = {"flag_values": flag_values}
-    every = [*MODELS, "sweep", *real_models.GROUPS]
+    every = _every_name()
     flags.DEFINE_list(
         "models",
-        every,
-        f"What to measure, out of {','.join(every)}, or a model of one of the last groups.",
+        None,
+        f"What to measure, out of {','.join(every)}, or a model of one of the last groups; "
+        f"all of them, with --quick {','.join(QUICK)}.",
         **options,
     )
     flags.register_validator(
         "models",
-        lambda names: bool(names) and set(names) <= {*every, *real_models.MODELS},
+        lambda names: names is None or (names and set(names) <= {*every, *real_models.MODELS}),
         message=f"must be names out of {','.join(every)}, or of their models, with commas between",
         flag_values=flag_values,
     )
@@ -259,8 +283,9 @@ def define_flags(flag_values):
     flags.DEFINE_integer(
         "passes", None, "Processes per peer; 3, with --quick 1.", lower_bound=1, **options
     )
-    flags.DEFINE_bool("quick", False, "DiceSGD alone, few rounds, no memory.", **options)
+    flags.DEFINE_bool("quick", False, "Some models, DiceSGD alone, few rounds.", **options)
     flags.DEFINE_bool("peers", False, "Measure other packages as well.", **options)
+    flags.DEFINE_bool("ratios", True, "Measure against Keras without privacy.", **options)
     flags.DEFINE_bool(
         "jit_compile",
         False,

@@ -70,7 +70,7 @@ def measure_ratio(cell):
 
     Returns:
         Dict with median times of a step in milliseconds, median and range of their ratio
-        over the rounds, the ratio of the time that all cores spent, and seconds of a `fit` of
+        over the rounds, the same of the time that all cores spent, and seconds of a `fit` of
         one batch: the first, and later ones (in milliseconds).
     """
     x, y = make_examples(cell)
@@ -94,6 +94,8 @@ def measure_ratio(cell):
         "ratio": np.median(ratios[:, 0]),
         "lowest_ratio": ratios[:, 0].min(),
         "highest_ratio": ratios[:, 0].max(),
+        "plain_processor_ms": middle[0, 1],
+        "private_processor_ms": middle[1, 1],
         "processor_ratio": np.median(ratios[:, 1]),
         "plain_first_s": firsts[0][0],
         "private_first_s": firsts[1][0],
@@ -111,8 +113,8 @@ def _first_steps(cell, x, y):
     Models of their own go before, so that none pays for what is loaded once per process.
     """
     for private in (False, True):
-        warm = compiled_model({**cell, "model": "mlp", "batch": _WARM_BATCH}, private)
-        examples = protocol.make_examples("mlp", _WARM_BATCH)
+        warm = compiled_model({**cell, "model": "warm_up", "batch": _WARM_BATCH}, private)
+        examples = protocol.make_examples("warm_up", _WARM_BATCH)
         protocol.seconds_of_fit(warm, *examples, _WARM_BATCH)
     pair = [compiled_model(cell, private) for private in (False, True)]
     return pair, [protocol.seconds_of_fit(model, x, y, cell["batch"]) for model in pair]
@@ -122,7 +124,7 @@ def _later_fits(cell, pair, x, y):
     """Returns the median milliseconds of later calls of `fit` with one batch, in turns."""
     times = [
         [1e3 * protocol.seconds_of_fit(model, x, y, cell["batch"])[0] for model in pair]
-        for _ in range(1 + 2 * cell["rounds"])
+        for _ in range(1 + cell["rounds"])
     ]
     return np.median(times, axis=0)
 
@@ -131,7 +133,7 @@ def measure_alone(cell):
     """Times and weighs the private or the plain model, with nothing else in the process.
 
     Args:
-        cell: Specification.
+        cell: Specification. With an entry "weigh" that is true, time is left out.
 
     Returns:
         Dict with time, examples per second and memory.
@@ -139,6 +141,9 @@ def measure_alone(cell):
     x, y = make_examples(cell)
     model = compiled_model(cell, cell["private"])
     before = protocol.memory_mib(peak=False)
+    if cell.get("weigh"):
+        peak = protocol.keras_peak_mib(model, x, y, cell["batch"])
+        return {"peak_mib": peak, "before_mib": before}
     run = protocol.keras_run(keras, model, x, y, cell["batch"])
     return {**protocol.time_alone(*run, cell), "before_mib": before}
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import NamedTuple
 
+from progress import Progress
 import protocol
 import report
 
@@ -32,7 +33,7 @@ REQUIREMENTS = {
 }
 
 
-_SHOWN = ("model", "batch", "mode", "ms", "load", "failed", "refused")
+_SHOWN = ("model", "batch", "mode", "ms", "processor_ms", "load", "failed", "refused")
 
 
 class Mode(NamedTuple):
@@ -44,7 +45,8 @@ class Mode(NamedTuple):
         script: File in this folder.
         options: Entries of its specification.
         private: Whether it is private; if not, the ratios of its script refer to it.
-        only: Names of the models that it is measured on, or `None` for all.
+        only: Models that it is measured on, as names or as pairs with a batch size, or `None`
+            for all.
     """
 
     stack: str
@@ -94,7 +96,7 @@ MODES = (
         "TF-Privacy VectorizedDPKerasSGD",
         "peer_tf_privacy.py",
         "optimizer",
-        only=("cnn",),  # A minute per step on larger models.
+        only=(("cnn", 256),),  # A minute per step on larger models.
     ),
 )
 
@@ -146,21 +148,26 @@ def run_passes(batches, passes, options, folder, progress, measure=protocol.meas
     """
     pythons = {stack: ensure_environment(folder, stack, progress) for stack in REQUIREMENTS}
     pythons["dice_tf"] = sys.executable
+    work = [
+        (model, batch, mode)
+        for _ in range(passes)
+        for model, batch in batches
+        for mode in MODES
+        if pythons[mode.stack] is not None and {model, (model, batch)} & {*(mode.only or [model])}
+    ]
+    done = Progress([1] * len(work), progress)
     found, failed = {}, set()
-    for i in range(passes):
-        for model, batch in batches:
-            for mode in MODES:
-                key = model, batch, mode.name
-                absent = pythons[mode.stack] is None or model not in (mode.only or (model,))
-                if absent or key in failed:
-                    continue
-                specification = {"model": model, "batch": batch, **mode.options, **options}
-                result = measure(mode.script, specification, python=str(pythons[mode.stack]))
-                found.setdefault(key, []).append({**result, "mode": mode.name})
-                if "ms" not in result:
-                    failed.add(key)
-                shown = {k: v for k, v in found[key][-1].items() if k in _SHOWN}
-                progress(f"[pass {i + 1}/{passes}] {report.describe(shown)}")
+    for model, batch, mode in work:
+        key = model, batch, mode.name
+        if key in failed:
+            done(f"{model} {batch}, {mode.name}: failed before")
+            continue
+        specification = {"model": model, "batch": batch, **mode.options, **options}
+        result = measure(mode.script, specification, python=str(pythons[mode.stack]))
+        found.setdefault(key, []).append({**result, "mode": mode.name})
+        if "ms" not in result:
+            failed.add(key)
+        done(report.describe({k: v for k, v in found[key][-1].items() if k in _SHOWN}))
     return [
         _summary(found, model, batch, mode)
         for model, batch in batches

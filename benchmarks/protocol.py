@@ -24,12 +24,15 @@ INPUT_SHAPES = {
     "vit": (32, 32, 3),
     "transformer": (64,),
     "lstm": (64,),
+    "warm_up": (8,),
 }
 TOKENS, CLASSES = 2000, 10
 
 # The number of examples does not depend on the batch size, so that peaks of memory at
 # different batch sizes contain the same data.
 _EXAMPLES, _DATA_BYTES = 16_384, 64 * 2**20
+_MOST_SECONDS = 20.0
+_STEPS_WEIGHED = 3
 _RESULT = "RESULT "
 
 
@@ -74,6 +77,8 @@ class Trainer:
         self.steps = 1
         for _ in range(2):  # The second estimate comes from more steps.
             self.steps = max(1, min(most, round(seconds / self._run(self.steps)[0])))
+            if self.steps == 1:
+                break
 
     def milliseconds(self):
         """Runs a chunk and returns its time per step, on the wall and of all cores."""
@@ -123,6 +128,13 @@ def seconds_of_fit(model, x, y, batch):
     return _clock() - start
 
 
+def keras_peak_mib(model, x, y, batch):
+    """Returns the peak of memory of this process, in MiB, after a few steps of stock `fit`."""
+    count = _STEPS_WEIGHED * batch
+    model.fit(first_rows(x, count), y[:count], batch_size=batch, shuffle=False, verbose=0)
+    return memory_mib(peak=True)
+
+
 def loop_run(step, finish, x, y, batch):
     """Returns a function that takes steps in a loop over slices of the data.
 
@@ -169,7 +181,11 @@ def time_alone(run, most, cell):
         Dict with the median time of a step, examples per second and the peak of memory.
     """
     trainer = Trainer(run, most, cell["seconds"])
-    times = [trainer.milliseconds() for _ in range(cell["rounds"])]
+    times, start = [], time.monotonic()
+    while len(times) < cell["rounds"]:
+        times.append(trainer.milliseconds())
+        if time.monotonic() - start > _MOST_SECONDS:
+            break  # Steps of many seconds: one round more or less does not change the picture.
     milliseconds, processor = (float(t) for t in np.median(times, axis=0))
     return {
         "ms": milliseconds,
@@ -189,7 +205,7 @@ def report(result):
     print(_RESULT + json.dumps(result), flush=True)
 
 
-def measure(script, specification, python=sys.executable, timeout=900):
+def measure(script, specification, python=sys.executable, timeout=1800):
     """Runs a measurement in a process of its own.
 
     Args:

@@ -18,18 +18,15 @@ _RATIO_COLUMNS = {
     "method": "method",
     "plain_ms": "Keras ms",
     "private_ms": "private ms",
-    "ratio": "time ratio",
+    "ratio": "step",
     "range": "lowest to highest",
-    "processor_ratio": "processor time ratio",
-    "memory_ratio": "memory ratio",
-    "plain_mib": "Keras MiB",
+    "processor_ratio": "its processor time",
     "private_mib": "private MiB",
-    "plain_first_s": "Keras first step, s",
+    "memory_ratio": "memory",
     "private_first_s": "private first step, s",
-    "first_ratio": "first step ratio",
-    "first_processor_ratio": "first step processor time ratio",
-    "plain_fit_ms": "Keras fit of one batch, ms",
-    "private_fit_ms": "private fit of one batch, ms",
+    "first_ratio": "first step",
+    "first_processor_ratio": "its processor time",
+    "later_ms": "later fits, ms more",
     "load": "load",
 }
 _REAL_COLUMNS = {
@@ -43,8 +40,8 @@ _SWEEP_COLUMNS = {
     "plain_ms": "Keras ms",
     "private_ms": "private ms",
     "private_us": "private microseconds per example",
-    "ratio": "time ratio",
-    "processor_ratio": "processor time ratio",
+    "ratio": "step",
+    "processor_ratio": "its processor time",
     "plain_mib": "Keras MiB",
     "private_mib": "private MiB",
     "load": "load",
@@ -63,8 +60,8 @@ _PEER_COLUMNS = {
     "load": "load",
 }
 _TABLES = {
-    "ratios": ("Against Keras without privacy", _RATIO_COLUMNS),
-    "real": ("Real models and single layers, DiceSGD against Keras SGD", _REAL_COLUMNS),
+    "ratios": ("Over Keras without privacy", _RATIO_COLUMNS),
+    "real": ("Real models and single layers, DiceSGD over Keras SGD", _REAL_COLUMNS),
     "sweep": ("Batch sizes, on the CNN", _SWEEP_COLUMNS),
     "peers": ("Other packages", _PEER_COLUMNS),
 }
@@ -77,7 +74,7 @@ def heading(environment):
     return (
         f"{environment['date']}, {environment['cores']} cores "
         f"({environment['processor']}{extensions}), "
-        f"Python {environment['python']}, {versions}"
+        f"load {environment['load']:.1f}, Python {environment['python']}, {versions}"
     )
 
 
@@ -100,7 +97,8 @@ def describe(result):
             text += f"{result['private_first_s']:.1f} s"
         return f"{text} (load {result['load']:.1f})"
     if "ms" in result:
-        return f"{text}{result['ms']:.1f} ms (load {result['load']:.1f})"
+        text += f"{result['ms']:.1f} ms, processor {result['processor_ms']:.1f} ms"
+        return f"{text} (load {result['load']:.1f})"
     return text + why_missing(result)
 
 
@@ -141,6 +139,10 @@ def _with_derived(row):
     if "lowest_ratio" in row:
         derived["range"] = f"{row['lowest_ratio']:.2f} to {row['highest_ratio']:.2f}"
         derived["private_us"] = 1e3 * row["private_ms"] / row["batch"]
+    if "private_fit_ms" in row:
+        # What a later call of `fit` takes besides its step.
+        start = {side: row[f"{side}_fit_ms"] - row[f"{side}_ms"] for side in ("plain", "private")}
+        derived["later_ms"] = start["private"] - start["plain"]
     if "lowest_ms" in row:
         derived["range"] = f"{row['lowest_ms']:.1f} to {row['highest_ms']:.1f}"
     return derived

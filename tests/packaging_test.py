@@ -149,9 +149,7 @@ def test_every_import_is_a_declared_dependency(setup_arguments, folder, extra):
         declared |= required(setup_arguments["extras_require"][extra])
     # The package draws with the one and searches the hypermodels of the other. It imports them
     # only there, with an error that says so if they are missing.
-    # One family of benchmarks is for those who have keras-hub.
-    optional = {"dice_tf": {"matplotlib", "keras-tuner"}, "benchmarks": {"keras-hub"}}
-    optional = optional.get(folder, set())
+    optional = {"matplotlib", "keras-tuner"} if folder == "dice_tf" else set()
     assert optional <= set().union(*map(required, setup_arguments["extras_require"].values()))
     assert imported(folder) - optional <= declared
 
