@@ -4,6 +4,7 @@
 
 from accounting_selection_test import DELTA, STEPS, B, N, mechanism
 import numpy as np
+import pytest
 
 from dice_tf import accounting
 from dice_tf.accounting import renyi, repeated_selection
@@ -61,3 +62,7 @@ def test_unbounded_runs_of_fewer_steps_cost_less():
     shorter = (*declared[:2], 31)
     assert repeated_selection.costs_at_most(shorter, declared, DELTA)
     assert not repeated_selection.costs_at_most((*declared[:2], 51), declared, DELTA)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

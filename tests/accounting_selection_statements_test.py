@@ -84,3 +84,7 @@ def test_scores_of_private_data_are_refused(score_data):
     run = mechanism(), CyclicPoissonSampling(N, B), STEPS
     with pytest.raises(AccountingError, match="score"):
         accounting.selection_statement(*run, DELTA, 6.0, score_data)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

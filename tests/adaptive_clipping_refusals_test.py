@@ -92,3 +92,7 @@ def test_a_variance_that_changes_is_not_subtracted():
             dice_tf.DiceAdamOptimizer(**corrected, **moves)
     steady = dict(clipping="adaptive", rescale_to_unit_norm=True)
     assert dice_tf.DiceAdamOptimizer(**corrected, **steady)._noise_variance() == (1 / 8) ** 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

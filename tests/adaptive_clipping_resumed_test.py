@@ -188,3 +188,7 @@ def test_a_schedule_forgets_residuals_of_an_epoch_that_was_cut_short(schedule):
     model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[budget, Look()])
     assert found[0] == (schedule is None) and all(found[1:])
     assert budget.accounted_steps() == 2 * sampling.steps_per_epoch
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

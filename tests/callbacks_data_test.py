@@ -148,3 +148,7 @@ def test_shuffled_epoch_that_was_cut_counts_in_full():
     assert record["unfinished_steps"] == 8  # The third pass is still open.
     fit(callbacks=[callback])
     assert callback.epsilon() == spent(model, sampling, 24)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

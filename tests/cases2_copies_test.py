@@ -152,3 +152,7 @@ def test_d6_a_step_compiled_before_a_fork_takes_the_fresh_key(monkeypatch):
     monkeypatch.setattr(noise, "_forks", noise._forks + 1)
     model.train_on_batch(X[:BATCH], Y[:BATCH])
     assert np.all(model.optimizer._private.process_key._variable.numpy() != before)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

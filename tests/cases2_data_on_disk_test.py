@@ -175,3 +175,7 @@ def test_c1_strings_and_unfit_types_on_disk(tmp_path):
         refused(lambda: sampling.dataset(file["ragged"]), "`x`", "rows of one length", "Pad")
         refused(lambda: sampling.dataset(file["records"]), "`x`", "dict of columns")
         refused(lambda: sampling.dataset(X, file["words"][:7]), "`y`", "num_examples=60", "7 rows")
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -117,3 +117,7 @@ def test_d2_all_that_enters_epsilon_has_another_name(part):
     assert provenance.mechanism_name(dice_tf.DiceMechanism(**{**arguments, **part})) != name
     seeded = dice_tf.DiceMechanism(**arguments, noise_is_secret=False)
     assert provenance.mechanism_name(seeded) == name
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

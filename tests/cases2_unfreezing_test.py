@@ -98,3 +98,7 @@ def test_b10_steps_that_were_compiled_before_feed_back_nothing_old():
     values = error_slots.values(model.optimizer, model.optimizer.errors)
     assert not any(np.any(value) for value in values)
     assert record(model)["steps"] == 3 and int(state.process_draws) == 3
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

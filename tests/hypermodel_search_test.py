@@ -135,3 +135,7 @@ def test_a_trial_shows_its_own_epsilon(tmp_path, three_trials):
     result = search(tmp_path / "search", train)
     alone = accounting.compute_epsilon(PLAN.mechanism(), PLAN.sampling, PLAN.steps, DELTA)
     assert seen == [alone] * 3 and alone < result.epsilon
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

@@ -160,3 +160,7 @@ def test_fit_warns_of_noise_that_drowns_the_signal_in_that_model(factor):
     texts = [str(w.message) for w in caught if w.category is NoisyPlanWarning]
     assert len(texts) == (factor > 1)
     assert all("drowns the signal in 15 parameters" in t and len(t.split()) < 60 for t in texts)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))

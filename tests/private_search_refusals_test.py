@@ -156,3 +156,7 @@ def test_a_shorter_trial_and_another_threshold_are_within_the_run(tmp_path, thre
     longer = PLAN.mechanism(), PLAN.sampling, 2 * PLAN.steps
     result = search(tmp_path / "s", train, {"clip": [0.1, 2.0]}, run=longer, delta=DELTA)
     assert result.score == 0.5
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
