@@ -156,7 +156,7 @@ def fashion_mnist_cnn(options):
         ),
         errors=None,
         clips=(0.03, 1.0),
-        step_lengths=(1.5, 24.0),
+        step_lengths=(0.5, 8.0),
     )
 
 
