@@ -56,9 +56,23 @@ def test_values_and_gradients_are_those_of_keras(name):
     assert "convolution_op" not in vars(model.layers[1])
 
 
-def test_nothing_is_compiled_where_tensorflow_has_the_kernels():
-    if not grouped_convolutions._works(tf.float32):
-        pytest.skip("TensorFlow computes no gradients of grouped convolutions here")
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.float16, tf.float64])
+def test_a_precision_works_where_its_gradients_can_be_computed(dtype):
+    x, kernel = images(dtype), tf.ones([3, 3, 2, 16], dtype)
+    try:
+        with tf.GradientTape() as tape:
+            tape.watch([x, kernel])
+            y = tf.nn.conv2d(x, kernel, 1, "SAME")
+        tape.gradient(y, [x, kernel])
+        can = True
+    except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError):
+        can = False
+    assert grouped_convolutions._works(dtype) == can
+
+
+def test_nothing_is_compiled_where_tensorflow_has_the_kernels(monkeypatch):
+    # Traced only, so it need not have them here.
+    monkeypatch.setattr(grouped_convolutions, "_works", lambda dtype: True)
     model = model_of(L.Conv2D(16, 3, groups=4))
     assert compiled_calls(model, images()) > 0
     with grouped_convolutions.natively(model):
