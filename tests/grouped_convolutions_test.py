@@ -102,6 +102,16 @@ def test_other_layers_are_left_alone(make):
         assert vars(model.layers[1]) == before
 
 
+def test_what_a_user_puts_on_the_class_is_used(monkeypatch):
+    model = model_of(L.Conv2D(16, 3, groups=4))
+    stock = L.Conv2D.convolution_op
+    patch = lambda layer, inputs, kernel: 2 * stock(layer, inputs, kernel)
+    expected = 2 * (model(images()) - model.layers[1].bias) + model.layers[1].bias
+    monkeypatch.setattr(L.Conv2D, "convolution_op", patch)
+    with grouped_convolutions.natively(model):
+        np.testing.assert_allclose(model(images()), expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_keras_computes_where_tensorflow_cannot(dtype, monkeypatch):
     monkeypatch.setattr(grouped_convolutions, "_works", lambda dtype: False)

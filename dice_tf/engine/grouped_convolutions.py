@@ -15,6 +15,9 @@ from tensorflow.python.ops import control_flow_util
 
 from dice_tf.engine.overrides import overridden
 
+# Another, put on the class later, is a user's own.
+_OF_KERAS = keras.layers.Conv2D.convolution_op
+
 
 def natively(model):
     """Returns a context in which grouped convolutions of a model run without XLA.
@@ -28,6 +31,7 @@ def natively(model):
         (layer, "convolution_op", functools.partial(_native, layer))
         for layer in model._flatten_layers()
         if type(layer) is keras.layers.Conv2D
+        and keras.layers.Conv2D.convolution_op is _OF_KERAS
         and layer.groups > 1
         and layer.data_format == "channels_last"
         and "convolution_op" not in vars(layer)
