@@ -5,6 +5,7 @@
 import pathlib
 import time
 
+import convolution_features
 import numpy as np
 import scattering
 
@@ -23,6 +24,18 @@ def scattered(images, options, name):
         name: Name of the data set.
     """
     return _kept(f"{name}_scattering", len(images), options, lambda: _scattered(images))
+
+
+def convolved(images, options, name):
+    """Returns features by random convolutions, of norm 1.
+
+    Args:
+        images: Float `[images, height, width, 1]`.
+        options: `comparison_tasks.Options`.
+        name: Name of the data set.
+    """
+    compute = lambda: convolution_features.features(images[..., 0])
+    return _kept(f"{name}_convolutions", len(images), options, compute)
 
 
 def encoded(texts, options):

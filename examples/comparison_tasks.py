@@ -98,7 +98,7 @@ def mnist_5000(options):
     Args:
         options: `Options`.
     """
-    arrays, source = _scattered_images("mnist_5000", options)
+    arrays, source = _featured_images("mnist_5000", comparison_features.scattered, options)
     return _softmax_task(
         *arrays, source=source, held_out=800, batch_sizes=(64, 128, 256), delta=2e-5
     )
@@ -110,10 +110,16 @@ def fashion_mnist(options):
     Args:
         options: `Options`.
     """
-    arrays, source = _scattered_images("fashion_mnist", options)
-    sizes = (64, 128) if options.quick else (512, 1024, 2048)
-    held_out = 200 if options.quick else 10_000
-    return _softmax_task(*arrays, source=source, held_out=held_out, batch_sizes=sizes, delta=1e-5)
+    return _fashion_mnist(comparison_features.scattered, options)
+
+
+def fashion_mnist_convolutions(options):
+    """Softmax regression on the features of train_on_features.py.
+
+    Args:
+        options: `Options`.
+    """
+    return _fashion_mnist(comparison_features.convolved, options)
 
 
 def fashion_mnist_rare(options):
@@ -122,7 +128,9 @@ def fashion_mnist_rare(options):
     Args:
         options: `Options`.
     """
-    (x, y, test_x, test_y), source = _scattered_images("fashion_mnist", options)
+    (x, y, test_x, test_y), source = _featured_images(
+        "fashion_mnist", comparison_features.scattered, options
+    )
     random = np.random.default_rng(0)
     kept = ~np.isin(y, _RARE_CLASSES) | (random.random(len(y)) < _RARE_PART)
     sizes = (64, 128) if options.quick else (512, 1024, 2048)
@@ -156,7 +164,7 @@ def fashion_mnist_cnn(options):
         ),
         errors=None,
         clips=(0.03, 1.0),
-        step_lengths=(0.5, 8.0),
+        step_lengths=(1.5, 24.0),
     )
 
 
@@ -248,6 +256,7 @@ TASKS = {
     "heavy_tails": heavy_tails,
     "mnist_5000": mnist_5000,
     "fashion_mnist": fashion_mnist,
+    "fashion_mnist_convolutions": fashion_mnist_convolutions,
     "fashion_mnist_rare": fashion_mnist_rare,
     "fashion_mnist_cnn": fashion_mnist_cnn,
     "definitions": definitions,
@@ -264,6 +273,13 @@ def linear_model(inputs, outputs):
     # Convex problems need no random start.
     layer = keras.layers.Dense(outputs, use_bias=False, kernel_initializer="zeros")
     return keras.Sequential([keras.Input((inputs,)), layer])
+
+
+def _fashion_mnist(features, options):
+    arrays, source = _featured_images("fashion_mnist", features, options)
+    sizes = (64, 128) if options.quick else (512, 1024, 2048)
+    held_out = 200 if options.quick else 10_000
+    return _softmax_task(*arrays, source=source, held_out=held_out, batch_sizes=sizes, delta=1e-5)
 
 
 def _softmax_task(x, y, test_x, test_y, *, source, held_out, batch_sizes, delta):
@@ -310,9 +326,9 @@ def _load_images(name, options):
                          x_test=data.x_test[:200], y_test=data.y_test[:200])  # fmt: skip
 
 
-def _scattered_images(name, options):
+def _featured_images(name, features, options):
     data = _load_images(name, options)
-    features = functools.partial(comparison_features.scattered, options=options, name=name)
+    features = functools.partial(features, options=options, name=name)
     return _image_arrays(data, features), data.source
 
 

@@ -22,6 +22,7 @@ import comparison_tasks
 import image_datasets
 import text_models
 import text_tokens
+import train_on_features
 
 QUICK = comparison_tasks.Options(quick=True)
 # At this epsilon there is next to no noise.
@@ -110,6 +111,16 @@ def test_a_run_with_the_network(bright_rows, tmp_path, capsys, monkeypatch):
     rows = rows_of(tmp_path / "fashion_mnist_cnn" / "test_package.csv")
     assert {row["seed"] for row in rows} == {"100", "101"}
     assert all(7.99 < float(row["epsilon"]) <= 8 for row in rows)
+
+
+def test_convolutions_are_the_inputs_of_train_on_features(bright_rows):
+    task = comparison_tasks.fashion_mnist_convolutions(QUICK)
+    images = image_datasets.load_images("fashion_mnist", None)
+    assert task.linear and len(task.x) == 1200 and task.outputs == 10
+    np.testing.assert_array_equal(task.y, images.y_train[:1200])
+    expected = train_on_features._inputs(images.x_train[:1200])
+    np.testing.assert_allclose(task.x, expected, rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(task.x[:, :-1], axis=1), 1, rtol=1e-3)
 
 
 @pytest.fixture
