@@ -154,8 +154,8 @@ def test_a_bad_seed_is_refused(seed):
 def test_models_of_many_sizes_compile_few_draws(monkeypatch):
     """One for all variables below 2^18 entries, at most an eighth larger than they are."""
     drawn = []
-    draw = lambda size: lambda *_: (drawn.append(size), tf.zeros([size]))[1]
-    monkeypatch.setattr(noise, "_compiled_draws", draw)
+    draw = lambda key, step, index, size, stddev: (drawn.append(size), tf.zeros([size]))[1]
+    monkeypatch.setattr(noise, "_draws", draw)
     for pooled in (1, 1024, 1025, 60_000, 2**18 - 1, 700_001):
         drawn.clear()
         sizes = [pooled] if pooled < 2**18 else [2**18 - 1, 2**18 - 1, pooled - 2**19 + 2]

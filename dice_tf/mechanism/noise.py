@@ -30,7 +30,7 @@ _PARITY = 0x1BD11BDA
 # sin(pi s) = s P(s^2) on [-1/2, 1/2], to 7e-9: interpolated at the Chebyshev nodes of s^2.
 _SINE = (0.07765591226793352, -0.5982904112804092, 2.550077386528565, -5.167710076668303,
          3.1415926400772025)  # fmt: skip
-# Entries from which a variable has a draw of its own: each size is compiled anew.
+# Entries from which a variable has a draw of its own: XLA compiles each size anew.
 _LARGE = 2**18
 # How many forks lead from the first process to this one.
 _forks = 0
@@ -113,9 +113,7 @@ def gaussian_noise(key, step, shapes, stddev):
     Source: Zhang et al., ICLR 2024, Alg. 1 line 6.
     """
     sizes = {index: math.prod(shape) for index, shape in shapes.items()}
-    draws = lambda index, size: _compiled_draws(size)(
-        key, tf.stack([tf.cast(step, tf.int32), index]), tf.convert_to_tensor(stddev, tf.float32)
-    )
+    draws = lambda index, size: _draws(key, step, index, size, stddev)
     large = [index for index, size in sizes.items() if size >= _LARGE]
     noise = {index: draws(index, sizes[index]) for index in large}
     # All small variables share the draw of the first of them, of a size that other models
@@ -129,14 +127,24 @@ def gaussian_noise(key, step, shapes, stddev):
     return {index: tf.reshape(noise[index], shape) for index, shape in shapes.items()}
 
 
+def _draws(key, step, index, size, stddev):
+    """Returns float32 `[size]`, the draws of one variable, or of all small ones."""
+    counter = tf.stack([tf.cast(step, tf.int32), index])
+    stddev = tf.convert_to_tensor(stddev, tf.float32)
+    # A tensor, which is a number by the time XLA compiles: TensorFlow traces once for all sizes.
+    return tf.ensure_shape(_compiled()(key, counter, stddev, tf.constant(size)), [size])
+
+
 @functools.cache
-def _compiled_draws(size):
-    def draw(key, counter, stddev):
+def _compiled():
+    def draw(key, counter, stddev, size):
         # A cipher is one-to-one: no two (step, index) of a run share a seed.
-        seed = tf.concat(threefry(key, counter[:1], counter[1:]), 0)
+        seed = tf.concat(_threefry()(key, counter[:1], counter[1:]), 0)
         return stddev * standard_normal(seed, size)
 
-    return tf.function(draw, jit_compile=xla_is_available(), autograph=False)
+    arguments = (([2], tf.int32), ([2], tf.int32), ([], tf.float32), ([], tf.int32))
+    signature = [tf.TensorSpec(*argument) for argument in arguments]
+    return tf.function(draw, signature, jit_compile=xla_is_available(), autograph=False)
 
 
 def xla_is_available():
@@ -158,15 +166,15 @@ def standard_normal(seed, size):
 
     Args:
         seed: Int32 or uint32 `[2]`.
-        size: Int, number of draws, below 2**31.
+        size: Int or int32 scalar, number of draws, below 2**31.
 
     Returns:
         Float32 `[size]`.
 
     Source: Box and Muller, Ann. Math. Statist. 29 (1958).
     """
-    entry = tf.cast(tf.range(size), tf.uint32)
-    first, second = threefry(seed, entry, tf.zeros_like(entry))
+    entry = tf.range(size)
+    first, second = _threefry()(tf.bitcast(seed, tf.int32), entry, tf.zeros_like(entry))
     # The angle takes 23 bits of its word; the other 9 refine the radius where it is large.
     shift = lambda word, bits: _to_float(tf.bitwise.right_shift(word, np.uint32(bits)))
     low = lambda word, bits: _to_float(tf.bitwise.bitwise_and(word, np.uint32(2**bits - 1)))
@@ -180,6 +188,13 @@ def standard_normal(seed, size):
 def _to_float(word):
     # Through int32, for which processors have an instruction; no word here has its high bit.
     return tf.cast(tf.cast(word, tf.int32), tf.float32)
+
+
+@functools.cache
+def _threefry():
+    # Most operations of a draw, traced once for the seed and for the entries.
+    signature = [tf.TensorSpec([size], tf.int32) for size in (2, None, None)]
+    return tf.function(threefry, signature, autograph=False)
 
 
 def threefry(key, first, second):
