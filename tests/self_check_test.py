@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
-from dice_tf.checks import self_check
+from dice_tf.checks import rounding, self_check
 from dice_tf.engine import PerExample, register_rule
 from dice_tf.errors import GradientEngineError, UncheckedGradientsWarning
 from dice_tf.sampling import PoissonSampling
@@ -355,6 +355,21 @@ def test_examples_without_a_finite_gradient_decide_nothing():
     trained = model(LAYERS.Dense(3))
     trained.fit(broken, Y, batch_size=8, verbose=0)
     assert np.isfinite(trained.trainable_variables[0].numpy()).all()
+
+
+@pytest.mark.parametrize("scale", [1e-36, 1.0, 1e30])
+def test_norms_of_long_gradients_are_those_of_float64(scale):
+    vector = np.random.default_rng(0).standard_normal(2**20 + 5, "float32") * np.float32(scale)
+    expected = np.linalg.norm(vector.astype(np.float64))
+    np.testing.assert_allclose(rounding.norm(tf.constant(vector)), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("position", [0, 2**20 - 1, 2**20 + 2])
+def test_norms_of_broken_gradients_are_not_finite(position, broken):
+    vector = np.zeros(2**20 + 5, np.float32)
+    vector[position] = broken
+    assert not np.isfinite(rounding.norm(tf.constant(vector)))
 
 
 if __name__ == "__main__":

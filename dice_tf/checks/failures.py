@@ -20,7 +20,7 @@ def both(model, together, alone, few, one, whole):
     Args:
         model: A built and compiled Keras model.
         together: Function without arguments that computes on a few examples.
-        alone: Function without arguments that computes on single examples.
+        alone: Function of what `together` returned that computes on single examples.
         few: The few examples `(x, y)`.
         one: One of them.
         whole: The batch `(x, y)` that they are from.
@@ -34,7 +34,7 @@ def both(model, together, alone, few, one, whole):
     """
     results, error = _attempt(together)
     if error is None:
-        singles, error = _attempt(alone)
+        singles, error = _attempt(lambda: alone(results))
         if error is None:
             return results, singles
         if _attempt(lambda: _losses(model, *one))[1] is None:

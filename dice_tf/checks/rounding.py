@@ -9,6 +9,7 @@ how large these jumps are for an example on its own.
 """
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from dice_tf.checks.silenced_draws import silenced, silencers
@@ -17,6 +18,7 @@ from dice_tf.engine.loss import call_in_training, per_example_losses
 from dice_tf.engine.overrides import overridden
 
 DRAWS = 12
+_PART = 2**20
 # Some last bits, because the rounding of all sums of a network comes together in a batch.
 _SIZES = {"float64": 2.0**-48, "float32": 2.0**-19, "float16": 2.0**-9, "bfloat16": 2.0**-7}
 
@@ -110,8 +112,14 @@ def flat(gradients, variables):
 
 def norm(vector):
     """Returns the norm of a flat gradient as a float, also where its square overflows."""
-    largest = tf.reduce_max(tf.abs(vector))
-    return float(largest * tf.norm(tf.math.divide_no_nan(vector, largest)))
+    # In parts, so that no other vector of this size is made.
+    parts = (vector[start : start + _PART] for start in range(0, vector.shape[0], _PART))
+    return float(np.linalg.norm([_norm_of_part(part) for part in parts]))
+
+
+def _norm_of_part(part):
+    largest = tf.reduce_max(tf.abs(part))
+    return float(largest * tf.norm(tf.math.divide_no_nan(part, largest)))
 
 
 def distance(first, second):

@@ -253,7 +253,7 @@ def _traced(functions, few, one, model, whole):
     return failures.both(
         model,
         lambda: trace(together, few),
-        lambda: trace(alone, one),
+        lambda _: trace(alone, one),
         few[:2],
         one,
         whole,
@@ -264,15 +264,14 @@ def _agree(comparison, whole):
     """Whether the gradients agree; `False` if they decide nothing; raises if they differ."""
     model, group = comparison.model, comparison.group
     weights = _WEIGHTS[: len(group) - 1] + (0.0,)
-    (norms, total), gradients = failures.both(
+    (norms, total), (expected, rest) = failures.both(
         model,
         lambda: comparison.run(weights),
-        lambda: [comparison.alone(*comparison.rows([i])) for i in group],
+        lambda found: _without_single(comparison, weights, *found),
         comparison.rows(group),
         comparison.rows(group[:1]),
         whole,
     )
-    expected = np.array([rounding.norm(g) for g in gradients])
     finite = np.isfinite(norms) & np.isfinite(expected)
     # How large a gradient may get before its norm is infinite is up to the formula.
     too_large = ~np.isfinite(norms) & np.isfinite(expected) & (expected > _LARGEST)
@@ -281,18 +280,28 @@ def _agree(comparison, whole):
     if scale < _SMALLEST and not one_only.any():
         return False
     tolerance = _tolerance(model) * scale
-    sum_alone = tf.add_n(
-        [w * g for w, g, n in zip(weights, gradients, norms) if w and np.isfinite(n)]
-        or [tf.zeros_like(total)]
-    )
     differs = np.abs(norms - expected)[finite].max(initial=0) > tolerance
-    if one_only.any() or differs or not rounding.norm(total - sum_alone) <= tolerance:
+    if one_only.any() or differs or not rest <= tolerance:
         for position in range(len(group)):
             _refuse_influence(comparison, position, scale)
-        _refuse_beyond_rounding(comparison, gradients, expected, too_large, tolerance)
+        _refuse_beyond_rounding(comparison, expected, too_large, tolerance)
         return True
     _refuse_influence(comparison, len(group) - 1, scale, (norms, total))
     return True
+
+
+def _without_single(comparison, weights, norms, total):
+    """Returns norms of single gradients, and that of a weighted sum without these gradients.
+
+    One gradient at a time is in memory: each may be as large as the model.
+    """
+    expected = []
+    for index, weight, together in zip(comparison.group, weights, norms, strict=True):
+        gradient = comparison.alone(*comparison.rows([index]))
+        expected.append(rounding.norm(gradient))
+        if weight and np.isfinite(together):
+            total = total - weight * gradient
+    return np.array(expected), rounding.norm(total)
 
 
 def _refuse_influence(comparison, position, scale, before=None):
@@ -327,13 +336,15 @@ def _difference(before, after, rows):
     return max(np.abs(first - second)[finite].max(initial=0), rounding.norm(before[1] - after[1]))
 
 
-def _refuse_beyond_rounding(comparison, gradients, expected, too_large, tolerance):
+def _refuse_beyond_rounding(comparison, expected, too_large, tolerance):
     """Raises unless what rounding does to single examples explains how they differ in a batch."""
     perturbed = None
-    for i, (index, alone) in enumerate(zip(comparison.group, gradients, strict=True)):
+    for i, index in enumerate(comparison.group):
         if too_large[i]:
             continue
-        norms, gradient = comparison.run(np.eye(len(gradients))[i])
+        x, y = comparison.rows([index])
+        alone = comparison.alone(x, y)
+        norms, gradient = comparison.run(np.eye(len(expected))[i])
         refuse = functools.partial(_refuse, comparison.model, norms, "alone", expected)
         # Of one and the same gradient. Gram matrices raise norms where positions cancel.
         raised = norms[i] - rounding.norm(gradient)
@@ -344,7 +355,6 @@ def _refuse_beyond_rounding(comparison, gradients, expected, too_large, toleranc
         difference = rounding.distance(gradient, alone)
         if difference <= tolerance:
             continue
-        x, y = comparison.rows([index])
         explains = lambda draw: difference <= _MARGIN * rounding.distance(draw, alone)
         size, seeds = rounding.size(comparison.model), range(rounding.DRAWS)
         # First with a function that is there: inputs alone, where those are no indices.
