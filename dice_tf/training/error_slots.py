@@ -60,9 +60,11 @@ def values(optimizer, errors):
     if not found:
         return found
     error_step, step = optimizer._private.error_step.value, optimizer._iterations.value
-    # A branch, because a product would cost one more pass over all parameters.
+    is_next = tf.equal(error_step, tf.cast(step, tf.int64))
+    # A branch, because a product would cost one more pass over all parameters. What is chosen is
+    # chosen in it as well, because TensorFlow would keep zeros of its own for every parameter.
     return tf.cond(
-        tf.equal(error_step, tf.cast(step, tf.int64)),
+        is_next,
         lambda: found,
-        lambda: [tf.zeros_like(value) for value in found],
+        lambda: [tf.where(is_next, value, tf.zeros([])) for value in found],
     )
