@@ -113,6 +113,16 @@ def test_the_tail_reaches_beyond_what_23_random_bits_allow():
         assert abs(count - expected) < 5 * np.sqrt(expected), edge
 
 
+def test_draws_of_a_loop_are_those_of_single_steps():
+    """As in steps of which `fit` takes several at once."""
+    key, shapes = noise.NoiseKey(2).read(), {0: [1000], 1: [2**18]}
+    draw = lambda step: [d[:1000] for d in noise.gaussian_noise(key, step, shapes, 1.0).values()]
+    loop = tf.function(lambda: tf.map_fn(draw, tf.range(3), [tf.float32] * 2), autograph=False)
+    for step in range(3):
+        for looped, single in zip(loop(), draw(step), strict=True):
+            np.testing.assert_array_equal(looped[step], single)
+
+
 def test_draws_are_the_box_muller_transform_of_the_words_in_float64():
     seed, size = tf.constant([5, 7]), 100_000
     words = noise.threefry(seed, tf.range(size), tf.zeros([size], tf.int32))
@@ -143,6 +153,22 @@ def test_threefry_gives_the_published_blocks():
 def test_noise_has_the_shapes_of_the_variables(shapes):
     drawn = noise.gaussian_noise(noise.NoiseKey(1).read(), 0, shapes, 1.0)
     assert {index: draw.shape.as_list() for index, draw in drawn.items()} == shapes
+
+
+@pytest.mark.parametrize("ahead", [0, 2**18, 2**23])
+@pytest.mark.parametrize("jit_compile", [None, False, True])
+def test_noise_that_waits_is_the_noise_of_one_call(jit_compile, ahead, monkeypatch):
+    monkeypatch.setattr(noise, "_AHEAD", ahead)
+    key, shapes = noise.NoiseKey(1).read(), {3: [5], 0: [600, 500], 7: [2**18], 4: [2, 3], 1: []}
+    add = lambda step, tensors: noise.add_noise(tensors, key, step, 0.5)
+    if jit_compile is not None:
+        add = tf.function(add, jit_compile=jit_compile, autograph=False)
+    tensors = {index: tf.fill(shape, float(index)) for index, shape in shapes.items()}
+    drawn = noise.gaussian_noise(key, 9, shapes, 0.5)
+    added = add(tf.constant(9), tensors)
+    assert set(added) == set(shapes)
+    for index in shapes:
+        np.testing.assert_array_equal(added[index], tensors[index] + drawn[index])
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "7"])

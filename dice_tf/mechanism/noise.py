@@ -32,6 +32,8 @@ _SINE = (0.07765591226793352, -0.5982904112804092, 2.550077386528565, -5.1677100
          3.1415926400772025)  # fmt: skip
 # Entries from which a variable has a draw of its own: XLA compiles each size anew.
 _LARGE = 2**18
+# Entries of noise that may be drawn before there is anything to add them to: 32 MiB.
+_AHEAD = 2**23
 # How many forks lead from the first process to this one.
 _forks = 0
 
@@ -125,6 +127,33 @@ def gaussian_noise(key, step, shapes, stddev):
         pool = draws(small[0], -(-pooled // eighth) * eighth)[:pooled]
         noise.update(zip(small, tf.split(pool, [sizes[index] for index in small]), strict=True))
     return {index: tf.reshape(noise[index], shape) for index, shape in shapes.items()}
+
+
+def add_noise(tensors, key, step, stddev):
+    """Returns tensors plus the noise that `gaussian_noise` draws for them.
+
+    Args:
+        tensors: Dict from a variable's index among the trainable variables to a float32 tensor.
+        key, step, stddev: As for `gaussian_noise`.
+
+    Returns:
+        Dict from the same indices to tensors of the same shapes.
+    """
+    sizes = {index: math.prod(tensor.shape) for index, tensor in tensors.items()}
+    # All small ones in one call, because they share a draw.
+    small = [index for index, size in sizes.items() if size < _LARGE]
+    calls = [small, *([index] for index in tensors if index not in small)]
+    drawn, entries = {}, 0
+    for called in filter(None, calls):
+        entries += sum(sizes[index] for index in called)
+        # TensorFlow runs what is ready: noise that waits for nothing is drawn beside the forward
+        # pass, which saves time, and lies in memory until the sums are there.
+        waits_for = [] if entries <= _AHEAD else [tensors[index] for index in called]
+        with tf.control_dependencies(waits_for):
+            of_call = tf.identity(key)
+        shapes = {index: tensors[index].shape for index in called}
+        drawn.update(gaussian_noise(of_call, step, shapes, stddev))
+    return {index: tensor + drawn[index] for index, tensor in tensors.items()}
 
 
 def _draws(key, step, index, size, stddev):

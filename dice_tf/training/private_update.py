@@ -294,9 +294,8 @@ class PrivateUpdate(keras.optimizers.Optimizer if TYPE_CHECKING else object):
             if is_adaptive:
                 noisy = thresholds.noisy_counts(self, within[0], groups, key, draws)
         if mechanism.noise_multiplier > 0:
-            shapes = {slot: v.shape for slot, v in zip(slots, direction, strict=True)}
-            drawn = noise.gaussian_noise(key, draws, shapes, stddev)
-            direction = [v + drawn[slot] for v, slot in zip(direction, slots, strict=True)]
+            by_slot = dict(zip(slots, direction, strict=True))
+            direction = list(noise.add_noise(by_slot, key, draws, stddev).values())
         if self.rescale_to_unit_norm:
             unit = mechanism.l2_norm_clip * (1.0 if now is None else now.total)
             direction = [v / unit for v in direction]
