@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from dice_tf.engine import gram
+from dice_tf.engine.residual_rows import heads_and_residuals
 from dice_tf.errors import GradientEngineError
 from dice_tf.mechanism import rounding
 
@@ -61,7 +62,7 @@ class PerExample:
         """Returns one weighted sum of rows per entry of `weights`, in the variable's layout."""
         sums = tf.matmul(tf.stack(weights), _flat_rows(self.gradients))
         shape = self.gradients.shape[1:]
-        return [tf.reshape(s, shape) for s in tf.unstack(sums, num=len(weights))]
+        return [_shaped(s, shape) for s in tf.unstack(sums, num=len(weights))]
 
     def without(self, broken):
         """Returns the same contribution with the rows of `broken` examples set to 0."""
@@ -131,7 +132,7 @@ class OuterProduct:
         if self.layout is not None:
             dims, order = self.layout
             total = tf.transpose(tf.reshape(total, dims), order)
-        return tf.reshape(total, self.shape)
+        return _shaped(total, self.shape)
 
     def prefers_gram(self, batch):
         """Whether Gram matrices are cheaper, or the only way within the memory cap.
@@ -182,21 +183,18 @@ class OuterProduct:
             head: Float32 `[batch]`, weights of the first sum.
             split: `ResidualRows`, the weights of the second.
         """
-        (first,) = self.weighted_sums([head])
+        return heads_and_residuals([self], head, split)[0]
 
-        def with_picked():
-            picked = OuterProduct(
-                tf.gather(self.inputs, split.rows),
-                tf.gather(self.cotangents, split.rows),
-                shape=self.shape,
-                layout=self.layout,
-                transposed=self.transposed,
-            )
-            (rest,) = picked.weighted_sums([split.weights])
-            return split.multiple * first + rest
-
-        none_left = tf.equal(tf.size(split.rows), 0)
-        return [first, tf.cond(none_left, lambda: split.multiple * first, with_picked)]
+    def weighted_sum_of(self, rows, weights):
+        """Returns the weighted sum of the gradients of some examples, int32 `[rows]`."""
+        picked = OuterProduct(
+            tf.gather(self.inputs, rows),
+            tf.gather(self.cotangents, rows),
+            shape=self.shape,
+            layout=self.layout,
+            transposed=self.transposed,
+        )
+        return picked.weighted_sums([weights])[0]
 
     def prefers_rows(self):
         """Whether `head_and_residual` is cheaper than two weighted sums."""
@@ -281,7 +279,7 @@ class Pooled(PerExample):
     def by_variable(self, total):
         """Returns `{key: sum}`, the parts of a weighted sum."""
         parts = tf.split(total, [shape.num_elements() for shape in self._shapes.values()])
-        shaped = map(tf.reshape, parts, self._shapes.values())
+        shaped = map(_shaped, parts, self._shapes.values())
         return dict(zip(self._shapes, shaped, strict=True))
 
     def without(self, broken):
@@ -391,6 +389,11 @@ def _flat_rows(tensor):
     return tf.reshape(tensor, [-1, math.prod(tensor.shape[1:])])
 
 
+def _shaped(tensor, shape):
+    """Reshapes, where there is something to do: hundreds of variables are vectors already."""
+    return tensor if tensor.shape.as_list() == list(shape) else tf.reshape(tensor, shape)
+
+
 def _clear(tensor, broken):
     broken = tf.reshape(broken, [-1] + [1] * (tensor.shape.rank - 1))
-    return tf.where(broken, tf.zeros_like(tensor), tensor)
+    return tf.where(broken, tf.zeros([], tensor.dtype), tensor)

@@ -92,14 +92,15 @@ def _from_gram_matrices(inputs, cotangents, transposed):
     other = _gram_matrix(cotangents, positions, False)
     products = flat(gram * other)
     squared = rounding.total_of_signed(products)
-    traces = tf.linalg.trace(gram), tf.linalg.trace(other)
+    diagonals = tf.linalg.diag_part(gram), tf.linalg.diag_part(other)
+    traces = [tf.reduce_sum(diagonal, -1) for diagonal in diagonals]
     # Entries of one matrix that underflowed were multiplied by entries of the other, whose
     # sum of absolute values is at most `positions` times the trace.
-    each = 2 * _SMALLEST * tf.cast(tf.shape(other)[-1], tf.float32)
+    count = tf.cast(tf.shape(other)[-1], tf.float32) if positions is None else float(positions)
+    each = 2 * _SMALLEST * count
     lost = k * each * traces[1] + f * each * traces[0]
     # The norms of inputs and cotangents, at least.
-    v = tf.sqrt(tf.linalg.diag_part(gram) + k * _SMALLEST)
-    w = tf.sqrt(tf.linalg.diag_part(other) + f * _SMALLEST)
+    v, w = (tf.sqrt(d + size * _SMALLEST) for d, size in zip(diagonals, (k, f), strict=True))
     of_gram, of_other, of_sum = _margins(positions, k, f, products.shape[-1])
     quadratic = lambda matrix, x: tf.reduce_sum(x * tf.linalg.matvec(tf.abs(matrix), x), -1)
     lost += of_gram * quadratic(other, v) + of_other * quadratic(gram, w)

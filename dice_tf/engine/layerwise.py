@@ -11,6 +11,7 @@ one by one under `tf.vectorized_map`. What no layer call accounts for is refused
 
 import copy
 import functools
+import itertools
 from typing import Any
 
 import tensorflow as tf
@@ -23,7 +24,7 @@ from dice_tf.engine.loss import call_in_training, per_example_losses
 from dice_tf.engine.lost_gradients import refuse_lost
 from dice_tf.engine.merging import merged
 from dice_tf.engine.recording import Recorder
-from dice_tf.engine.residual_rows import residual_rows
+from dice_tf.engine.residual_rows import heads_and_residuals, residual_rows
 from dice_tf.engine.units import SINGLE_ROWS, fill_last, in_units, row_shares
 from dice_tf.errors import GradientEngineError
 from dice_tf.mechanism import rounding
@@ -184,7 +185,10 @@ def _batch_axis_checks(calls, batch):
     if not calls:
         return []
     # Of cotangents: one more reader of a sum would keep its activation from being fused with it.
-    sizes = tf.stack([tf.shape(tf.nest.flatten(call.cotangents)[0])[0] for call in calls])
+    shapes = [tf.shape(tf.nest.flatten(call.cotangents)[0]) for call in calls]
+    # From one vector, because to take an entry out of each takes five operations.
+    starts = [0, *itertools.accumulate(shape.shape[0] for shape in shapes[:-1])]
+    sizes = tf.gather(tf.concat(shapes, 0), starts)
     check = tf.debugging.Assert(
         tf.reduce_all(sizes == batch),
         [
@@ -211,19 +215,20 @@ def _weighted_sums(parts, group_of, groups):
     keys = list(parts)
     kinds = len(groups[0][1])
     splits = [residual_rows(w[0], w[1], norms) if kinds == 2 else None for norms, w in groups]
-
-    def sums_of(part, group):
-        weights, split = groups[group][1], splits[group]
-        if split is not None and isinstance(part, OuterProduct) and part.prefers_rows():
-            return part.head_and_residual(weights[0], split)
-        return part.weighted_sums(weights)
-
     # A gradient that is broken in one group counts nowhere.
     finite = functools.reduce(tf.logical_and, [tf.math.is_finite(norms) for norms, _ in groups])
     cleared = _without_broken(parts, finite) if keys else parts
+    with_rows = {}
+    for group, split in enumerate(splits):
+        of_group = [part for key in keys if group_of[key] == group for part in cleared[key]]
+        chosen = [p for p in of_group if isinstance(p, OuterProduct) and p.prefers_rows()]
+        if split is not None and chosen:
+            pairs = heads_and_residuals(chosen, groups[group][1][0], split)
+            with_rows.update(zip(map(id, chosen), pairs, strict=True))
     flat = []
     for key in keys:
-        each = [sums_of(part, group_of[key]) for part in cleared[key]]
+        weights = groups[group_of[key]][1]
+        each = [with_rows.get(id(part)) or part.weighted_sums(weights) for part in cleared[key]]
         of_kinds: Any = zip(*each, strict=True)
         flat += [tf.add_n(s) if len(s) > 1 else s[0] for s in of_kinds]
     sums = [dict(zip(keys, flat[r::kinds], strict=True)) for r in range(kinds)]

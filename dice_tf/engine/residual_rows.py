@@ -58,3 +58,27 @@ def residual_rows(head, residual, norms):
     rows = tf.cast(tf.where(tf.where(use_multiple, added, kept))[:, 0], tf.int32)
     weights = tf.gather(residual - multiple * head, rows)
     return ResidualRows(multiple, rows, weights)
+
+
+def heads_and_residuals(products, head, split):
+    """Returns what `OuterProduct.head_and_residual` does, for many products with one branch.
+
+    TensorFlow takes longer to make a branch ready than most of these products to compute.
+
+    Args:
+        products: List of `OuterProduct`.
+        head: Float32 `[batch]`, weights of the first sums.
+        split: `ResidualRows`, the weights of the second ones.
+
+    Returns:
+        List of pairs of weighted sums, one per product.
+    """
+    heads = [product.weighted_sums([head])[0] for product in products]
+    scaled = lambda: [split.multiple * total for total in heads]
+
+    def with_picked():
+        rest = [product.weighted_sum_of(split.rows, split.weights) for product in products]
+        return [total + more for total, more in zip(scaled(), rest, strict=True)]
+
+    residuals = tf.cond(tf.equal(tf.size(split.rows), 0), scaled, with_picked)
+    return [list(pair) for pair in zip(heads, tf.nest.flatten(residuals), strict=True)]

@@ -126,7 +126,10 @@ def bias_gradients(cotangents, shape):
     kept = {rank - 1 - i for i, size in enumerate(reversed(shape)) if size != 1}
     axes = [axis for axis in range(1, rank) if axis not in kept]
     cotangents = tf.cast(cotangents, tf.float32)
-    return tf.reshape(tf.reduce_sum(cotangents, axes) if axes else cotangents, [-1, *shape])
+    gradients = tf.reduce_sum(cotangents, axes) if axes else cotangents
+    if gradients.shape[1:].as_list() == list(shape):
+        return gradients
+    return tf.reshape(gradients, [-1, *shape])
 
 
 def _with_bias(layer, cotangents, contributions):

@@ -110,7 +110,7 @@ def _signed_total(terms, between):
             terms = tf.reshape(terms, tf.concat([tf.shape(terms)[:-1], [-1, _BLOCK]], 0))
             terms = between(tf.reduce_sum(terms, -1))
         return tf.reduce_sum(terms, -1)
-    leading = [-1] if terms.shape.rank == 2 else tf.unstack(tf.shape(terms)[:-1])
+    leading = _leading(terms)
     while size > _BLOCK:
         block, filled = _cut(size)
         if filled > size:
@@ -119,6 +119,14 @@ def _signed_total(terms, between):
         # XLA makes one long sum of two that follow each other, but not across `between`.
         terms = between(tf.reduce_sum(tf.reshape(terms, [*leading, size, block]), -1))
     return tf.reduce_sum(terms, -1)
+
+
+def _leading(tensor):
+    """Returns the sizes of all axes but the last, for a reshape; no operation where one is open."""
+    sizes = tensor.shape[:-1].as_list()
+    if sizes.count(None) > 1 or 0 in sizes:
+        return tf.unstack(tf.shape(tensor)[:-1])
+    return [-1 if size is None else size for size in sizes]
 
 
 def _fill(terms, missing):
@@ -136,7 +144,7 @@ def sums_of_squares(tensor):
         return total(tf.square(tensor))
     # Roots of sums of squares are one operation, which writes no squares to memory. XLA has none
     # like it, so that it cannot make one long sum of two here either.
-    leading = [-1] if tensor.shape.rank == 2 else tf.unstack(tf.shape(tensor)[:-1])
+    leading = _leading(tensor)
     blocks = tf.reshape(tensor, [*leading, _BLOCK, size // _BLOCK])
     return total(tf.square(tf.math.reduce_euclidean_norm(blocks, -2)))
 
