@@ -16,7 +16,7 @@ from tensorflow.python.eager import context as eager_context
 
 import dice_tf
 from dice_tf.checks import rounding
-from dice_tf.checks.unoptimised import unoptimised, without_memory_plan
+from dice_tf.checks.unoptimised import _with, rewritten_once, unoptimised
 from dice_tf.engine import gram
 
 RANDOM = np.random.default_rng(0)
@@ -58,14 +58,20 @@ def test_only_this_thread_and_only_inside():
     assert rewrites()
 
 
-def test_a_step_has_no_plan_for_memory_and_all_else_as_the_user_wants_it():
-    none = options().NO_MEM_OPT
+def test_a_step_is_rewritten_once_and_all_else_is_as_the_user_wants_it():
+    none, has_gpu = options().NO_MEM_OPT, bool(tf.config.list_physical_devices("GPU"))
     tf.config.optimizer.set_experimental_options({"remapping": False})
     try:
         usual = eager_context.context().function_call_options
-        found = rewriting(without_memory_plan(usual))
+        found = rewriting(rewritten_once(usual))
         assert found.memory_optimization == none and found.remapping == found.OFF
+        assert found.meta_optimizer_iterations == found.ONE
+        assert found.layout_optimizer == (found.DEFAULT if has_gpu else found.OFF)
         assert not found.disable_meta_optimizer
+        chosen = _with(usual, layout_optimizer=found.ON, meta_optimizer_iterations=found.TWO)
+        found = rewriting(rewritten_once(chosen))
+        assert found.layout_optimizer == found.ON
+        assert found.meta_optimizer_iterations == found.TWO
     finally:
         tf.config.optimizer.set_experimental_options({"remapping": True})
     assert options().memory_optimization != none

@@ -249,7 +249,7 @@ def _checking_first(model, function):
     work = f"the gradients of model '{model.name}' with those of single examples"
     checking = f"dice_tf: comparing {work}, once before the first step."
     building = f"dice_tf: building the private step of model '{model.name}', once."
-    function = _without_memory_plan(function)
+    function = _rewritten_once(function)
 
     @functools.wraps(function)
     def train_function(iterator):
@@ -284,7 +284,7 @@ def _checking_first(model, function):
     return train_function
 
 
-def _without_memory_plan(function):
+def _rewritten_once(function):
     """Wraps a train function so that TensorFlow makes it ready in less time."""
     context, before, options = eager_context.context(), None, None
 
@@ -294,7 +294,7 @@ def _without_memory_plan(function):
         # Another object after somebody has changed an option.
         if context.function_call_options is not before:
             before = context.function_call_options
-            options = unoptimised.without_memory_plan(before)
+            options = unoptimised.rewritten_once(before)
         outer, context.function_call_options = before, options
         try:
             return function(iterator)
