@@ -23,9 +23,16 @@ def traced(model):
     return function.get_concrete_function(*map(tf.TensorSpec, shapes)).graph
 
 
-def test_loops_are_not_wrapped_for_gradients_of_gradients():
-    graph = traced(keras.Sequential([keras.Input((4, 3)), L.LSTM(3), L.Dense(2)]))
-    assert any(operation.type == "While" for operation in graph.get_operations())
+def own_tanh(x):
+    return keras.ops.tanh(x)
+
+
+# With a function of a user's it is the loop of Keras.
+@pytest.mark.parametrize("activation", ["tanh", own_tanh])
+def test_loops_are_not_wrapped_for_gradients_of_gradients(activation):
+    layer = L.LSTM(3, activation=activation)
+    graph = traced(keras.Sequential([keras.Input((4, 3)), layer, L.Dense(2)]))
+    assert any(op.type in ("While", "StatelessWhile") for op in graph.get_operations())
     names = [f.signature.name for f in graph.as_graph_def().library.function]
     assert not [name for name in names if "cflow_gradient_wrapper" in name]
 

@@ -16,6 +16,7 @@ import keras
 from keras import ops
 import tensorflow as tf
 
+from dice_tf.engine import recurrent_loop
 from dice_tf.engine.contributions import OuterProduct, PerExample
 from dice_tf.engine.overrides import shallow_copy
 
@@ -84,8 +85,10 @@ def run_on_gates(layer, function, gates, args, kwargs, step):
     vars(on_gates).update(
         cell=cell_on_gates, return_sequences=True, use_cudnn=False, zero_output_for_mask=False
     )
-    sequence = wanted = function.__func__(on_gates, gates, *args[1:], **kwargs)
     mask = _given(args, kwargs).get("mask")
+    if recurrent_loop.supports(layer, mask):
+        vars(on_gates).update(inner_loop=functools.partial(recurrent_loop.inner_loop, layer))
+    sequence = wanted = function.__func__(on_gates, gates, *args[1:], **kwargs)
     if layer.zero_output_for_mask and mask is not None:
         # Put out in place of states, of which the next step takes the last one nevertheless.
         shown = _along(mask, sequence, layer.go_backwards)
