@@ -11,7 +11,7 @@ import tensorflow as tf
 from dice_tf.engine import gram
 from dice_tf.engine.contributions import OuterProduct, PerExample, Pooled
 from dice_tf.engine.merging import merged
-from dice_tf.engine.residual_rows import residual_rows
+from dice_tf.engine.residual_rows import heads_and_residuals, residual_rows
 from dice_tf.mechanism import DiceMechanism
 from dice_tf.mechanism.clipping import clip_weights
 
@@ -132,7 +132,8 @@ def test_a_residual_sum_from_picked_rows(jit_compile, layout):
 
     @tf.function(jit_compile=jit_compile)
     def sums(head, residual):
-        return product.head_and_residual(head, residual_rows(head, residual, tf.ones([6])))
+        split = residual_rows(head, residual, tf.ones([6]))
+        return heads_and_residuals([product], head, split)[0]
 
     each = np.einsum("btk,btf->bkf", inputs, cotangents)
     for got, weights in zip(sums(head, residual), (head, residual), strict=True):
@@ -140,6 +141,39 @@ def test_a_residual_sum_from_picked_rows(jit_compile, layout):
         if layout is not None:
             expected = expected.reshape(layout[0]).transpose(layout[1])
         np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("left", [0, 2, 6])
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_residual_sums_of_every_kind_share_one_branch(jit_compile, left):
+    random = np.random.default_rng(0)
+    ids, cotangents = random.integers(0, 50, (6, 4)), random.normal(size=(6, 4, 3))
+    table = np.zeros((6, 50, 3))
+    for i in range(6):
+        np.add.at(table[i], ids[i], cotangents[i])
+    product, inputs, other = random_product(6, 3, 300, 200)
+    written = random.normal(size=(6, 70, 130))
+    rows = Rows(tf.constant(ids, tf.int32), tf.constant(cotangents, tf.float32), shape=(50, 3))
+    parts = [rows, product, PerExample(tf.constant(written, tf.float32))]
+    assert all(part.prefers_rows() for part in parts)
+    each = [table, np.einsum("btk,btf->bkf", inputs, other), written]
+    head = random.uniform(0.1, 1, 6).astype("float32")
+    residual = head / 2
+    residual[:left] *= random.uniform(0.1, 0.9, left)
+    if left == 6:
+        head[:] = 1.0
+
+    @tf.function(jit_compile=jit_compile)
+    def sums(head, residual):
+        split = residual_rows(head, residual, tf.ones([6]))
+        return heads_and_residuals(parts, head, split), tf.size(split.rows)
+
+    pairs, found = sums(tf.constant(head), tf.constant(residual))
+    assert int(found) == min(left, 5)
+    for pair, of_part in zip(pairs, each, strict=True):
+        for got, weights in zip(pair, (head, residual), strict=True):
+            expected = np.tensordot(weights.astype("float64"), of_part, 1)
+            np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
 
 
 def test_small_variables_taken_together_are_what_they_are_one_by_one():

@@ -14,7 +14,6 @@ from typing import Any
 import tensorflow as tf
 
 from dice_tf.engine import gram
-from dice_tf.engine.residual_rows import heads_and_residuals
 from dice_tf.errors import GradientEngineError
 from dice_tf.mechanism import rounding
 
@@ -32,6 +31,9 @@ _ENTRY_COST = 16
 # A second product for some examples only pays where it costs this much more, per example
 # and position, than picking out their inputs and cotangents.
 _ROWS_WORTH_PICKING = 64
+# Entries of a variable from which one product with gradients that are written down, and a branch
+# for the rest, cost less than both sums in one product, which takes two to three times as long.
+_WORTH_A_BRANCH = 2**13
 # Entries of a variable below which a copy of its gradients costs less than their operations.
 _MOST_POOLED = 2**10
 
@@ -63,6 +65,17 @@ class PerExample:
         sums = tf.matmul(tf.stack(weights), _flat_rows(self.gradients))
         shape = self.gradients.shape[1:]
         return [_shaped(s, shape) for s in tf.unstack(sums, num=len(weights))]
+
+    def weighted_sum_of(self, rows, weights):
+        """Returns the weighted sum of the gradients of some examples, int32 `[rows]`."""
+        # Picking out rows would copy as much as is read without it.
+        of_all = tf.scatter_nd(rows[:, None], weights, tf.shape(self.gradients)[:1])
+        return self.weighted_sums([of_all])[0]
+
+    def prefers_rows(self):
+        """Whether `residual_rows.heads_and_residuals` is cheaper than two weighted sums in one product."""
+        size = self.gradients.shape[1:].num_elements()
+        return size is not None and size >= _WORTH_A_BRANCH
 
     def without(self, broken):
         """Returns the same contribution with the rows of `broken` examples set to 0."""
@@ -176,15 +189,6 @@ class OuterProduct:
             sums = tf.matmul(inputs, tf.reshape(scaled, [-1, f * len(weights)]), transpose_a=True)
         return [self.to_variable(s) for s in tf.split(sums, len(weights), axis=-1)]
 
-    def head_and_residual(self, head, split):
-        """Returns both weighted sums, the second one from the rows that the first lacks.
-
-        Args:
-            head: Float32 `[batch]`, weights of the first sum.
-            split: `ResidualRows`, the weights of the second.
-        """
-        return heads_and_residuals([self], head, split)[0]
-
     def weighted_sum_of(self, rows, weights):
         """Returns the weighted sum of the gradients of some examples, int32 `[rows]`."""
         picked = OuterProduct(
@@ -197,7 +201,7 @@ class OuterProduct:
         return picked.weighted_sums([weights])[0]
 
     def prefers_rows(self):
-        """Whether `head_and_residual` is cheaper than two weighted sums."""
+        """Whether `residual_rows.heads_and_residuals` is cheaper than two weighted sums."""
         k, f = self.sizes()
         return k * f >= _ROWS_WORTH_PICKING * (k + f)
 
@@ -353,6 +357,15 @@ class Rows:
             tf.reshape(self.cotangents * w[:, None, None], [-1, self.shape[1]]) for w in weights
         ]
         return [tf.math.unsorted_segment_sum(s, ids, self.shape[0]) for s in scaled]
+
+    def weighted_sum_of(self, rows, weights):
+        """Returns the weighted sum of the gradients of some examples, int32 `[rows]`."""
+        picked = Rows(tf.gather(self.ids, rows), tf.gather(self.cotangents, rows), shape=self.shape)
+        return picked.weighted_sums([weights])[0]
+
+    def prefers_rows(self):
+        """Whether `residual_rows.heads_and_residuals` is cheaper than two weighted sums: always."""
+        return True
 
     def without(self, broken):
         """Returns the same contribution with the rows of `broken` examples set to 0."""

@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from dice_tf.engine import local_gradients
-from dice_tf.engine.contributions import OuterProduct, Pooled
+from dice_tf.engine.contributions import OuterProduct, PerExample, Pooled, Rows
 from dice_tf.engine.engine import split_by_group
 from dice_tf.engine.gradient_sums import GradientSums
 from dice_tf.engine.loss import call_in_training, per_example_losses
@@ -32,6 +32,8 @@ from dice_tf.mechanism import rounding
 # Norms below the smallest threshold. What squares may have lost to underflow is counted, so
 # that without this padding would have a norm, too.
 _NOTHING = 5e-13
+# Contributions that can complete a second sum from the first.
+_WITH_ROWS = (OuterProduct, PerExample, Rows)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -221,7 +223,7 @@ def _weighted_sums(parts, group_of, groups):
     with_rows = {}
     for group, split in enumerate(splits):
         of_group = [part for key in keys if group_of[key] == group for part in cleared[key]]
-        chosen = [p for p in of_group if isinstance(p, OuterProduct) and p.prefers_rows()]
+        chosen = [p for p in of_group if isinstance(p, _WITH_ROWS) and p.prefers_rows()]
         if split is not None and chosen:
             pairs = heads_and_residuals(chosen, groups[group][1][0], split)
             with_rows.update(zip(map(id, chosen), pairs, strict=True))

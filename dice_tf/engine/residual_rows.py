@@ -60,24 +60,24 @@ def residual_rows(head, residual, norms):
     return ResidualRows(multiple, rows, weights)
 
 
-def heads_and_residuals(products, head, split):
-    """Returns what `OuterProduct.head_and_residual` does, for many products with one branch.
+def heads_and_residuals(contributions, head, split):
+    r"""Returns \(\sum_i a_i g_i\) and \(\sum_i b_i g_i\) for many contributions, with one branch.
 
-    TensorFlow takes longer to make a branch ready than most of these products to compute.
+    TensorFlow takes longer to make a branch ready than most of these sums to compute.
 
     Args:
-        products: List of `OuterProduct`.
-        head: Float32 `[batch]`, weights of the first sums.
-        split: `ResidualRows`, the weights of the second ones.
+        contributions: List of contributions that have a `weighted_sum_of`.
+        head: Float32 `[batch]`, weights \(a\).
+        split: `ResidualRows` of the weights \(b\).
 
     Returns:
-        List of pairs of weighted sums, one per product.
+        List of pairs of weighted sums, one per contribution.
     """
-    heads = [product.weighted_sums([head])[0] for product in products]
+    heads = [part.weighted_sums([head])[0] for part in contributions]
     scaled = lambda: [split.multiple * total for total in heads]
 
     def with_picked():
-        rest = [product.weighted_sum_of(split.rows, split.weights) for product in products]
+        rest = [part.weighted_sum_of(split.rows, split.weights) for part in contributions]
         return [total + more for total, more in zip(scaled(), rest, strict=True)]
 
     residuals = tf.cond(tf.equal(tf.size(split.rows), 0), scaled, with_picked)
