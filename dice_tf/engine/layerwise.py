@@ -98,16 +98,25 @@ def weighted_gradient_sums(
     # One list for each group of variables.
     squares = [[tf.zeros([count])] for _ in range(1 if groups is None else max(groups) + 1)]
     parts = {}
-    with tf.control_dependencies(_batch_axis_checks(calls, batch)):
-        small = [{} for _ in squares]
-        for key, (_, listed) in contributions.items():
+    checked = functools.partial(tf.control_dependencies, _batch_axis_checks(calls, batch))
+    small = [{} for _ in squares]
+    for key, (_, listed) in contributions.items():
+        if units.rows == 1 and len(listed) == 1 and not Pooled.takes(listed):
+            # At once, while cotangents of other layers do not exist yet. Nothing that is
+            # computed from a wrong batch axis goes any further.
+            of_variable, parts[key] = merged(listed, static_count)
+            with checked():
+                # XLA drops assertions, but there this fails if the batch axis is another.
+                squares[group_of[key]].append(tf.reshape(of_variable, [count]))
+            continue
+        with checked():
             listed = [in_units(contribution, units.rows) for contribution in listed]
             if Pooled.takes(listed):
                 small[group_of[key]][key] = listed[0]
                 continue
             of_variable, parts[key] = merged(listed, static_count)
-            # XLA drops assertions, but there this fails if the batch axis is another.
             squares[group_of[key]].append(tf.reshape(of_variable, [count]))
+    with checked():
         for group, of_group in enumerate(small):
             if of_group:
                 key, pool = ("small", group), Pooled(of_group)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Per-example gradients of convolutions, as outer products of patches and cotangents."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -46,6 +47,7 @@ def convolution(layer, call):
     Returns:
         List of pairs of a variable and a contribution.
     """
+    call = _late(call)
     if layer.groups > 1:
         return _with_bias(layer, call, [(layer._kernel, _grouped(layer, call))])
     if _goes_by_rows(layer, call):
@@ -68,6 +70,17 @@ def convolution(layer, call):
     of_a = OuterProduct(patches, below, shape=a.shape, transposed=transposed)
     of_b = OuterProduct(above, cotangents, shape=b.shape)
     return _with_bias(layer, call, [(layer.lora_kernel_a, of_a), (layer.lora_kernel_b, of_b)])
+
+
+def _late(call):
+    """Returns a call whose inputs are read once its cotangents exist.
+
+    TensorFlow would make patches, several times as large as what they are made of, in the forward
+    pass already, and keep those of all layers until their cotangents come.
+    """
+    with tf.control_dependencies([call.cotangents]):
+        inputs = tf.identity(call.inputs)
+    return dataclasses.replace(call, args=(inputs, *call.args[1:]))
 
 
 def _goes_by_rows(layer, call):
@@ -123,6 +136,7 @@ def depthwise(layer, call):
     Returns:
         List of pairs of a variable and a contribution.
     """
+    call = _late(call)
     kernel = _depthwise_kernel(layer, layer.kernel.shape, call.inputs, call.cotangents)
     return _with_bias(layer, call, [(layer.kernel, kernel)])
 
@@ -137,6 +151,7 @@ def separable(layer, call):
     Returns:
         List of pairs of a variable and a contribution.
     """
+    call = _late(call)
     deep, point = layer.depthwise_kernel, layer.pointwise_kernel
     # What the layer computes in between, in its own precision.
     between: Any = ops.depthwise_conv(

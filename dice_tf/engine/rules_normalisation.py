@@ -22,9 +22,14 @@ def contributions(layer, call):
     pairs = []
     if scale is not None:
         # With scale 1 and offset 0 the layer itself gives the normalised inputs.
-        values = [(scale, tf.ones(scale.shape, scale.dtype))]
+        one, nothing = tf.ones(scale.shape, scale.dtype), tf.zeros(scale.shape, scale.dtype)
+        with tf.control_dependencies([call.cotangents]):
+            # Otherwise TensorFlow would make the normalised inputs of all layers in the forward
+            # pass already. Mean and variance are those of the forward pass.
+            one, nothing = tf.identity(one), tf.identity(nothing)
+        values = [(scale, one)]
         if offset is not None:
-            values.append((offset, tf.zeros(offset.shape, offset.dtype)))
+            values.append((offset, nothing))
         with keras.StatelessScope(values):
             output: Any = layer.call(call.inputs)
             normalised = tf.cast(output, tf.float32)
