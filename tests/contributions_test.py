@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from dice_tf.engine import gram
-from dice_tf.engine.contributions import OuterProduct, PerExample, Pooled
+from dice_tf.engine.contributions import OuterProduct, PerExample, Pooled, Rows
 from dice_tf.engine.merging import merged
 from dice_tf.engine.residual_rows import heads_and_residuals, residual_rows
 from dice_tf.mechanism import DiceMechanism

@@ -73,7 +73,7 @@ class PerExample:
         return self.weighted_sums([of_all])[0]
 
     def prefers_rows(self):
-        """Whether `residual_rows.heads_and_residuals` is cheaper than two weighted sums in one product."""
+        """Whether `heads_and_residuals` is cheaper than both weighted sums in one product."""
         size = self.gradients.shape[1:].num_elements()
         return size is not None and size >= _WORTH_A_BRANCH
 
@@ -201,7 +201,7 @@ class OuterProduct:
         return picked.weighted_sums([weights])[0]
 
     def prefers_rows(self):
-        """Whether `residual_rows.heads_and_residuals` is cheaper than two weighted sums."""
+        """Whether `heads_and_residuals` is cheaper than two weighted sums."""
         k, f = self.sizes()
         return k * f >= _ROWS_WORTH_PICKING * (k + f)
 
@@ -364,7 +364,7 @@ class Rows:
         return picked.weighted_sums([weights])[0]
 
     def prefers_rows(self):
-        """Whether `residual_rows.heads_and_residuals` is cheaper than two weighted sums: always."""
+        """Whether `heads_and_residuals` is cheaper than two weighted sums: always."""
         return True
 
     def without(self, broken):
