@@ -357,19 +357,33 @@ def test_examples_without_a_finite_gradient_decide_nothing():
     assert np.isfinite(trained.trainable_variables[0].numpy()).all()
 
 
+def as_vectors(values):
+    """One of them is empty, as the kernel of a layer without inputs is."""
+    return [tf.constant(values[:0]), tf.constant(values[:7]), tf.constant(values[7:])]
+
+
 @pytest.mark.parametrize("scale", [1e-36, 1.0, 1e30])
-def test_norms_of_long_gradients_are_those_of_float64(scale):
-    vector = np.random.default_rng(0).standard_normal(2**20 + 5, "float32") * np.float32(scale)
-    expected = np.linalg.norm(vector.astype(np.float64))
-    np.testing.assert_allclose(rounding.norm(tf.constant(vector)), expected, rtol=1e-5)
+def test_norms_of_gradients_are_those_of_float64(scale):
+    first, second = np.random.default_rng(0).standard_normal((2, 2**20), "float32")
+    first, second = first * np.float32(scale), second * np.float32(scale)
+    norm = lambda values: np.linalg.norm(values.astype(np.float64))
+    got = rounding.norm(as_vectors(first))
+    np.testing.assert_allclose(got, norm(first), rtol=1e-5)
+    got = rounding.distance(as_vectors(first), as_vectors(second))
+    np.testing.assert_allclose(got, norm(first - second), rtol=1e-5)
+    got = rounding.norm(rounding.difference(as_vectors(first), as_vectors(second), 0.5))
+    np.testing.assert_allclose(got, norm(first - second / 2), rtol=1e-5)
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("position", [0, 2**20 - 1, 2**20 + 2])
+@pytest.mark.parametrize("position", [0, 6, 7, 11])
 def test_norms_of_broken_gradients_are_not_finite(position, broken):
-    vector = np.zeros(2**20 + 5, np.float32)
-    vector[position] = broken
-    assert not np.isfinite(rounding.norm(tf.constant(vector)))
+    values = np.zeros(12, np.float32)
+    whole = as_vectors(values)
+    values[position] = broken
+    assert not np.isfinite(rounding.norm(as_vectors(values)))
+    assert rounding.distance(whole, as_vectors(values)) == np.inf
+    assert rounding.distance(as_vectors(values), as_vectors(values)) == 0
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from dice_tf.engine.loss import call_in_training, per_example_losses
 from dice_tf.engine.overrides import overridden
 
 DRAWS = 12
-_PART = 2**20
 # Some last bits, because the rounding of all sums of a network comes together in a batch.
 _SIZES = {"float64": 2.0**-48, "float32": 2.0**-19, "float16": 2.0**-9, "bfloat16": 2.0**-7}
 
@@ -73,7 +72,7 @@ def perturbed_gradient(model, x, y, rows_per_unit=1):
         rows_per_unit: Int, if `x` holds so many rows whose mean gradient is wanted.
 
     Returns:
-        Function `(x, y, seed) -> gradient`, flat, with `seed` an int32 tensor `[2]`.
+        Function `(x, y, seed) -> gradient`, as `vectors`, with `seed` an int32 tensor `[2]`.
     """
     most, variables = size(model), model.trainable_variables
     others = [v for v in model.variables if all(v is not t for t in variables)]
@@ -89,7 +88,7 @@ def perturbed_gradient(model, x, y, rows_per_unit=1):
             with keras.StatelessScope(state):
                 losses = per_example_losses(model, x, y, call_in_training(model, x), None)
             loss = tf.reduce_sum(losses) / rows_per_unit
-        return flat(tape.gradient(loss, values), variables)
+        return vectors(tape.gradient(loss, values), variables)
 
     replaced = [*silencers(), *rematerialization.interceptions()]
     with overridden(replaced), silenced():
@@ -97,39 +96,47 @@ def perturbed_gradient(model, x, y, rows_per_unit=1):
         return tf.function(gradient, autograph=False).get_concrete_function(x, y, seed)
 
 
-def flat(gradients, variables):
-    """Returns gradients as one float32 vector, with zeros where there is none."""
-    return tf.concat(
-        [
-            tf.zeros([v.shape.num_elements()])
-            if g is None
-            else tf.cast(tf.reshape(tf.convert_to_tensor(g), [-1]), tf.float32)
-            for g, v in zip(gradients, variables, strict=True)
-        ],
-        0,
-    )
+def vectors(gradients, variables):
+    """Returns gradients as float32 vectors, one for each variable, with zeros where there is none.
+
+    Not as one vector: each copy would be as large as the model, and TensorFlow keeps the memory.
+    """
+    return [
+        tf.zeros([v.shape.num_elements()])
+        if g is None
+        else tf.cast(tf.reshape(tf.convert_to_tensor(g), [-1]), tf.float32)
+        for g, v in zip(gradients, variables, strict=True)
+    ]
 
 
-def norm(vector):
-    """Returns the norm of a flat gradient as a float, also where its square overflows."""
-    # In parts, so that no other vector of this size is made.
-    parts = (vector[start : start + _PART] for start in range(0, vector.shape[0], _PART))
-    return float(np.linalg.norm([_norm_of_part(part) for part in parts]))
+def norm(gradient):
+    """Returns the norm of a gradient as a float, also where its square overflows."""
+    norms = [_norm_of_vector(vector) for vector in gradient if vector.shape[0]]
+    return float(np.linalg.norm(norms))
 
 
-def _norm_of_part(part):
-    largest = tf.reduce_max(tf.abs(part))
-    return float(largest * tf.norm(tf.math.divide_no_nan(part, largest)))
+def _norm_of_vector(vector):
+    largest = tf.reduce_max(tf.abs(vector))
+    return float(largest * tf.norm(tf.math.divide_no_nan(vector, largest)))
 
 
 def distance(first, second):
-    """Returns the distance of two flat gradients: 0 if neither is finite, infinite if one is not.
+    """Returns the distance of two gradients: 0 if neither is finite, infinite if one is not.
 
     Args:
-        first: Float32 vector.
-        second: Float32 vector.
+        first: List of float32 vectors.
+        second: List of float32 vectors.
     """
-    broken = [not tf.reduce_all(tf.math.is_finite(vector)) for vector in (first, second)]
+    broken = [
+        not all(tf.reduce_all(tf.math.is_finite(vector)) for vector in gradient)
+        for gradient in (first, second)
+    ]
     if any(broken):
         return 0.0 if all(broken) else float("inf")
-    return norm(first - second)
+    return norm(difference(first, second))
+
+
+def difference(first, second, factor=1.0):
+    """Yields the vectors of one gradient less a multiple of another."""
+    for a, b in zip(first, second, strict=True):
+        yield a - factor * b

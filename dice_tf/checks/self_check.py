@@ -233,14 +233,14 @@ def _functions(model, engine, jit_compile, rows_per_unit):
         clip = lambda norms: (tf.where(tf.math.is_finite(norms), weights, 0.0), None)
         run = lambda x, y: engine(x, y, None, clip)
         sums = (tf.function(run, jit_compile=True, autograph=False) if jit_compile else run)(x, y)
-        return sums.norms, rounding.flat(sums.head, variables)
+        return sums.norms, rounding.vectors(sums.head, variables)
 
     def alone(x, y):
         values = [v.value for v in variables]
         with tf.GradientTape() as tape:
             losses = per_example_losses(model, x, y, call_in_training(model, x), None)
             loss = tf.reduce_sum(losses) / rows_per_unit
-        return rounding.flat(tape.gradient(loss, values), variables)
+        return rounding.vectors(tape.gradient(loss, values), variables)
 
     return together, alone
 
@@ -300,7 +300,7 @@ def _without_single(comparison, weights, norms, total):
         gradient = comparison.alone(*comparison.rows([index]))
         expected.append(rounding.norm(gradient))
         if weight and np.isfinite(together):
-            total = total - weight * gradient
+            total = list(rounding.difference(total, gradient, weight))
     return np.array(expected), rounding.norm(total)
 
 
@@ -333,7 +333,10 @@ def _difference(before, after, rows):
     finite = np.isfinite(first)
     if (finite != np.isfinite(second)).any():
         return np.inf
-    return max(np.abs(first - second)[finite].max(initial=0), rounding.norm(before[1] - after[1]))
+    return max(
+        np.abs(first - second)[finite].max(initial=0),
+        rounding.norm(rounding.difference(before[1], after[1])),
+    )
 
 
 def _refuse_beyond_rounding(comparison, expected, too_large, tolerance):
@@ -351,7 +354,7 @@ def _refuse_beyond_rounding(comparison, expected, too_large, tolerance):
         if np.isfinite(norms[i]) and not -tolerance <= raised <= _MOST_RAISED * tolerance:
             refuse()
         if not np.isfinite(norms[i]):
-            gradient = gradient * np.nan
+            gradient = [vector * np.nan for vector in gradient]
         difference = rounding.distance(gradient, alone)
         if difference <= tolerance:
             continue
