@@ -12,21 +12,19 @@ their peaks, over the difference of rows, is what a row takes.
 from absl import app, flags
 import protocol
 
-from dice_tf.engine import memory
-
 # The smaller batch of each: so large that its rows show beside the rest of the process.
 BATCHES = {"cnn": 512, "mlp": 2048, "transformer": 64, "lstm": 256, "MobileNetV2": 32,
            "ResNet50": 24}  # fmt: skip
 
 
 def measure(model, batch):
-    """Returns KiB that a row takes, and that a forward pass computes for it."""
+    """Returns KiB that a row takes, and that it is thought to take."""
     small, large = (
         protocol.measure("memory_cell.py", {"model": model, "batch": size})
         for size in (batch, 4 * batch)
     )
     row = (large["peak_mib"] - small["peak_mib"]) * 1024 / (3 * batch)
-    return row, small["forward_kib"]
+    return row, small["estimated_kib"]
 
 
 def run(flag_values):
@@ -38,14 +36,11 @@ def run(flag_values):
     Returns:
         Dict from model to what `measure` returns.
     """
-    assumed = memory.PEAK_OVER_FORWARD_PASS
-    print("| model | a row, KiB | forward pass, KiB | ratio | assumed |\n|---|---|---|---|---|")
+    print("| model | a row, KiB | estimated, KiB | estimate over row |\n|---|---|---|---|")
     found = {}
     for model in flag_values.models:
-        row, forward = found[model] = measure(model, BATCHES.get(model, 32))
-        print(
-            f"| {model} | {row:.0f} | {forward:.0f} | {row / forward:.2f} | {assumed} |", flush=True
-        )
+        row, estimated = found[model] = measure(model, BATCHES.get(model, 32))
+        print(f"| {model} | {row:.0f} | {estimated:.0f} | {estimated / row:.2f} |", flush=True)
     return found
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from dice_tf.engine import chunks, memory
 from dice_tf.errors import GradientEngineError
 from dice_tf.training.optimizers import DiceSGDOptimizer
+from dice_tf.training.run import run_of
 
 LAYERS = keras.layers
 RANDOM = np.random.default_rng(0)
@@ -51,7 +52,8 @@ def test_every_output_with_the_batch_first_is_counted(rows):
         tf.reshape(half, [-1 if rows is None else 35, 2])  # 4, or 5 rows of 4
         tf.ones([3, 1000])
         tf.reduce_sum(x)
-    assert memory.bytes_of_forward_pass(graph, rows) == 40 + 20 + (4 if rows is None else 20)
+    total = 40 + 20 + (4 if rows is None else 20)
+    assert memory.bytes_of_forward_pass(graph, rows) == total + 6 * 40  # copies of the largest
 
 
 @pytest.mark.parametrize("layer", [LAYERS.LSTM, LAYERS.GRU])
@@ -63,28 +65,95 @@ def test_steps_of_recurrent_layers_are_counted(layer):
         graph = called.get_concrete_function(tf.TensorSpec([None, steps, 4])).graph
         return memory.bytes_of_forward_pass(graph, None)
 
-    short, middle, long = map(counted, (10, 20, 40))
+    short, middle, long = map(counted, (30, 60, 120))
     # A step makes at least its gates and its state, of 16 floats each.
-    assert middle - short >= 10 * 4 * 16 * 4
+    assert middle - short >= 30 * 4 * 16 * 4
     assert long - middle == 2 * (middle - short)
 
 
 @pytest.mark.parametrize(
-    "forward_bytes, expected_rows, multiple, size",
+    "row_bytes, expected_rows, multiple, size",
     [
-        (1000, 8, 1, None),  # 10 rows, 8 of which are expected
-        (1000, 9, 1, 10),
-        (1000, 9, 4, 8),
-        (1000, 100, 16, 16),  # at least one unit
-        (50_000, 1, 1, 1),
+        (5000, 8, 1, None),  # 10 rows, 8 of which are expected
+        (5000, 9, 1, 10),
+        (5000, 9, 4, 8),
+        (5000, 100, 16, 16),  # at least one unit
+        (250_000, 1, 1, 1),
         (0, 10**6, 1, None),  # nothing is known
     ],
 )
-def test_as_many_rows_as_fit(monkeypatch, forward_bytes, expected_rows, multiple, size):
+def test_as_many_rows_as_fit(monkeypatch, row_bytes, expected_rows, multiple, size):
     monkeypatch.setattr(memory, "MEMORY_BUDGET", 50_000)
-    if not forward_bytes:
+    if not row_bytes:
         monkeypatch.setattr(memory, "MEMORY_BUDGET", 2**32)
-    assert memory.rows_at_a_time(forward_bytes, expected_rows, multiple) == size
+    assert memory.rows_at_a_time(row_bytes, expected_rows, multiple) == size
+
+
+def images(*layers, size=16):
+    stack = [*layers, LAYERS.GlobalAveragePooling2D(), LAYERS.Dense(3)]
+    return keras.Sequential([keras.Input((size, size, 8)), *stack])
+
+
+def attention():
+    inputs = keras.Input((48, 32))
+    x = LAYERS.MultiHeadAttention(2, 16)(inputs, inputs) + inputs
+    x = LAYERS.Dense(128, activation="relu")(LAYERS.LayerNormalization()(x))
+    return keras.Model(inputs, LAYERS.Dense(3)(LAYERS.GlobalAveragePooling1D()(x)))
+
+
+class Subclassed(keras.Model):
+    """Nobody knows at how many places its layer is used."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.last = LAYERS.Conv2D(16, 3), LAYERS.Dense(3)
+
+    def call(self, x):
+        return self.last(keras.ops.mean(self.inner(x), (1, 2)))
+
+
+MODELS = {
+    "dense": lambda: keras.Sequential([keras.Input((64,)), LAYERS.Dense(512), LAYERS.Dense(3)]),
+    "few places": lambda: images(LAYERS.Conv2D(9, 3), LAYERS.MaxPooling2D(7), LAYERS.Conv2D(64, 1)),
+    "wide patches": lambda: images(LAYERS.Conv2D(4, 7)),
+    "written down": lambda: images(LAYERS.Conv2D(32, 3), LAYERS.Conv2D(32, 3), size=24),
+    "depthwise": lambda: images(LAYERS.DepthwiseConv2D(5), LAYERS.SeparableConv2D(16, 3)),
+    "groups": lambda: images(LAYERS.Conv2D(32, 3, groups=4), LAYERS.GroupNormalization(4)),
+    "transposed": lambda: images(LAYERS.Conv2DTranspose(16, 3, strides=2)),
+    "attention": attention,
+    "lstm": lambda: keras.Sequential([keras.Input((24, 16)), LAYERS.LSTM(64), LAYERS.Dense(3)]),
+    "subclassed": Subclassed,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_row_takes_less_than_is_estimated_and_not_by_much(name):
+    """Against the peaks of TensorFlow's own allocator, with few rows and with many."""
+    keras.utils.set_random_seed(0)
+    model, few, many = MODELS[name](), 64, 256
+    shape = (16, 16, 8) if name == "subclassed" else model.input_shape[1:]
+    x, y = RANDOM.normal(size=(many, *shape)).astype("float32"), RANDOM.integers(0, 3, many)
+    optimizer = DiceSGDOptimizer(
+        0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=many, chunk_size=None
+    )
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    peaks = []
+    for rows in (few, many):
+        fit = lambda: model.fit(x[:rows], y[:rows], batch_size=rows, verbose=0)
+        fit()  # The first one checks and compiles.
+        tf.config.experimental.reset_memory_stats("CPU:0")
+        fit()
+        peaks.append(tf.config.experimental.get_memory_info("CPU:0")["peak"])
+    measured = (peaks[1] - peaks[0]) / (many - few)
+    row_bytes = memory.bytes_of_row(model, run_of(model).checks.forward_bytes)
+    # What a row of the inputs takes is there without any model.
+    assert measured - 4 * np.prod(shape) <= row_bytes <= 12 * measured, (measured, row_bytes)
+
+
+def test_what_is_not_known_counts_as_much_as_it_can():
+    model = Subclassed()
+    model(tf.ones([1, 16, 16, 8]))
+    assert memory.bytes_of_row(model, 1000) == memory.PEAK_OVER_FORWARD_PASS * 1000
 
 
 def test_what_fits_is_computed_at_once(chosen, capsys):
@@ -117,7 +186,7 @@ def test_what_does_not_fit_is_cut_says_so_and_changes_nothing(
 
 
 def test_gradients_of_single_examples_take_memory(monkeypatch, chosen):
-    monkeypatch.setattr(memory, "MEMORY_BUDGET", 5 * BATCH * 450)
+    monkeypatch.setattr(memory, "MEMORY_BUDGET", 5 * BATCH * 450)  # vectorized: 5 times
     for engine in ("layerwise", "vectorized"):
         make_model(gradient_engine=engine).fit(X, Y, batch_size=BATCH, verbose=0)
     assert chosen[0] is None and chosen[-1] is not None

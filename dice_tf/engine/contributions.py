@@ -160,7 +160,7 @@ class OuterProduct:
             return True
         if 4 * (batch or _ASSUMED_BATCH) * groups * positions**2 > _MATERIALISED_BYTES:
             return False
-        return positions**2 * (k + f) < _ENTRY_COST * k * f
+        return gram_is_cheaper(positions, k, f)
 
     def sizes(self):
         """Returns the two sizes of the product, `(k, f)`."""
@@ -394,6 +394,11 @@ class Rows:
 def _squared_sum(squares, other):
     """Returns the squared sum of two norms that are given as squares."""
     return squares + 2 * tf.sqrt(squares) * tf.sqrt(other) + other
+
+
+def gram_is_cheaper(positions, k, f):
+    """Whether Gram matrices of a `[k, f]` product over positions cost less than writing it down."""
+    return positions**2 * (k + f) < _ENTRY_COST * k * f
 
 
 def _flat_rows(tensor):

@@ -232,10 +232,11 @@ def _chunk_size(model, optimizer):
     mechanism, run = optimizer.mechanism, run_of(model)
     rows = mechanism.expected_batch_size * (mechanism.rows_per_unit or 1)
     rows = -(-rows // model.distribute_strategy.num_replicas_in_sync)
-    bytes_per_row = run.checks.forward_bytes
+    row_bytes = memory.bytes_of_row(model, run.checks.forward_bytes)
     if optimizer.gradient_engine == "vectorized":
-        bytes_per_row += 4 * sum(math.prod(v.shape) for v in model.trainable_variables)
-    fitting = memory.rows_at_a_time(bytes_per_row, rows, mechanism.rows_clipped_together)
+        gradient = 4 * sum(math.prod(v.shape) for v in model.trainable_variables)
+        row_bytes = memory.PEAK_OVER_FORWARD_PASS * (run.checks.forward_bytes + gradient)
+    fitting = memory.rows_at_a_time(row_bytes, rows, mechanism.rows_clipped_together)
     if fitting is not None and run.talks:
         io_utils.print_msg(
             f"dice_tf: computes the gradients of {fitting} rows of a batch at a time, to keep "
