@@ -12,7 +12,6 @@ one thread, by processor time, in turns; the smallest of the rounds is reported.
 
 import math
 import time
-import types
 
 from absl import app, flags
 import keras
@@ -20,6 +19,7 @@ import tensorflow as tf
 
 from dice_tf.engine import rules_conv
 from dice_tf.engine.merging import merged
+from dice_tf.engine.recording import LayerCall
 
 _SIDE, _ENTRIES = 2048, 2**25
 _MAPS = 8
@@ -49,7 +49,7 @@ def _of_convolution(make, shape, examples):
         return tape.gradient(outputs, kernel.value, output_gradients=cotangents)
 
     def each(inputs, cotangents, weights):
-        call = types.SimpleNamespace(inputs=inputs, cotangents=cotangents)
+        call = LayerCall(layer, (inputs,), {}, [], cotangents=cotangents)
         contribution = next(c for variable, c in rule(layer, call) if variable is kernel)
         squares, parts = merged([contribution], examples)
         sums = [part.weighted_sums(tf.unstack(weights * squares)) for part in parts]

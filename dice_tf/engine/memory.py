@@ -18,10 +18,10 @@ MEMORY_BUDGET = 4 * 2**30
 _COPIES = 6
 # What a row takes, over the bytes of its forward pass, where not enough is known of layers.
 PEAK_OVER_FORWARD_PASS = 5.0
-_CONVOLUTIONS = (
-    keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D,
+_TRANSPOSED = (
     keras.layers.Conv1DTranspose, keras.layers.Conv2DTranspose, keras.layers.Conv3DTranspose,
 )  # fmt: skip
+_CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D, *_TRANSPOSED)
 # Batches of random size exceed the expected one, hardly ever by more.
 _LARGER_BATCHES = 1.25
 
@@ -98,8 +98,10 @@ def _added(layer):
     if isinstance(layer, _CONVOLUTIONS) and total and math.prod(layer.kernel_size) > 1:
         if positions is None:
             return math.inf
-        # Patches, and a copy of them.
+        # Patches, and a copy of them; of a transposed one they are of the cotangents.
         groups = getattr(layer, "groups", 1)
+        if isinstance(layer, _TRANSPOSED):
+            positions = math.ceil(positions / math.prod(layer.strides))
         total += 2 * 4 * positions * math.prod(layer.kernel.shape[:-1]) * groups
     return total
 
