@@ -198,7 +198,8 @@ def test_memory_is_compared_with_the_plain_model_of_the_same_cell():
 def test_peaks_of_memory_are_those_of_a_few_steps(tiny):
     result = cell.measure_alone({**CELL, "private": True, "weigh": True})
     assert set(result) == {"peak_mib", "before_mib"}
-    assert result["peak_mib"] >= result["before_mib"] > 100
+    # The kernel counts pages of the peak and of the moment apart, some at a time.
+    assert result["peak_mib"] + 1 >= result["before_mib"] > 100
 
 
 def test_cells_cover_models_methods_and_engines():

@@ -7,6 +7,7 @@ machine, and tells nothing about the data.
 """
 
 import math
+from typing import Any
 
 import keras
 
@@ -102,7 +103,8 @@ def _added(layer):
         groups = getattr(layer, "groups", 1)
         if isinstance(layer, _TRANSPOSED):
             positions = math.ceil(positions / math.prod(layer.strides))
-        total += 2 * 4 * positions * math.prod(layer.kernel.shape[:-1]) * groups
+        kernel: Any = layer.kernel
+        total += 2 * 4 * positions * math.prod(kernel.shape[:-1]) * groups
     return total
 
 

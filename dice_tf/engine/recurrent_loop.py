@@ -63,10 +63,11 @@ def inner_loop(layer, sequences, initial_state, mask=None, training=False):
     del training
     cell, mask = layer.cell, None if mask is None else tf.cast(mask, tf.bool)
     # Outside, so that they are seen to be read by this layer, and not by the loop.
-    kernel = tf.cast(ops.convert_to_tensor(cell.recurrent_kernel), sequences.dtype)
+    read: Any = ops.convert_to_tensor
+    kernel = tf.cast(read(cell.recurrent_kernel), sequences.dtype)
     bias = None
     if cell.use_bias and isinstance(cell, keras.layers.GRUCell):
-        bias = tf.cast(ops.convert_to_tensor(cell.bias), sequences.dtype)[1]
+        bias = tf.cast(read(cell.bias), sequences.dtype)[1]
     loop = _Loop(CELLS[type(cell)], cell, kernel, bias, mask, layer.go_backwards)
     run = tf.custom_gradient(lambda *given: _run(loop, *given))
     outputs, *states = run(sequences, *tf.nest.flatten(initial_state))
@@ -142,7 +143,7 @@ def _run(loop, gates, *initial):
                 tape.watch([sums, *old])
                 new = loop.states(sums, old, place)
             of_sums, *of_old = tape.gradient(
-                new, [sums, *old], of_states, unconnected_gradients="zero"
+                new, [sums, *old], of_states, tf.UnconnectedGradients.ZERO
             )
             of_product = loop.parts.recurrent(of_sums)
             of_old[0] += tf.matmul(of_product, loop.kernel, transpose_b=True)
