@@ -108,16 +108,18 @@ def measure_ratio(cell):
 
 
 def _first_steps(cell, x, y):
-    """Returns a plain and a private model that took a step, and the seconds until then.
+    """Returns a plain and a private model that took a step, and the seconds until then."""
+    warm_up(cell)
+    pair = [compiled_model(cell, private) for private in (False, True)]
+    return pair, [protocol.seconds_of_fit(model, x, y, cell["batch"]) for model in pair]
 
-    Models of their own go before, so that none pays for what is loaded once per process.
-    """
+
+def warm_up(cell):
+    """Takes steps with models that are not measured: what is loaded once per process is there."""
     for private in (False, True):
         warm = compiled_model({**cell, "model": "warm_up", "batch": _WARM_BATCH}, private)
         examples = protocol.make_examples("warm_up", _WARM_BATCH)
         protocol.seconds_of_fit(warm, *examples, _WARM_BATCH)
-    pair = [compiled_model(cell, private) for private in (False, True)]
-    return pair, [protocol.seconds_of_fit(model, x, y, cell["batch"]) for model in pair]
 
 
 def _later_fits(cell, pair, x, y):

@@ -3,7 +3,7 @@
 """What a row of a batch takes of memory, and what `chunk_size="auto"` thinks that it takes.
 
 Per model two processes, with a batch of one size and of four times this size: the difference of
-their peaks, over the difference of rows, is what a row takes.
+the peaks of TensorFlow's allocator, over the difference of rows, is what a row takes.
 
     python benchmarks/memory.py
     python benchmarks/memory.py --models=cnn,LSTM
@@ -12,9 +12,9 @@ their peaks, over the difference of rows, is what a row takes.
 from absl import app, flags
 import protocol
 
-# The smaller batch of each: so large that its rows show beside the rest of the process.
-BATCHES = {"cnn": 512, "mlp": 2048, "transformer": 64, "lstm": 256, "MobileNetV2": 32,
-           "ResNet50": 24}  # fmt: skip
+# The smaller batch of each: so large that its rows show beside weights and sums.
+BATCHES = {"cnn": 512, "mlp": 2048, "transformer": 64, "lstm": 256, "MobileNetV2": 16,
+           "EfficientNetB0": 16, "ResNet50": 16}  # fmt: skip
 
 
 def measure(model, batch):

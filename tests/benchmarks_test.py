@@ -19,12 +19,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import benchmark
 import cell
-import memory as memory_benchmark
-import memory_cell
 import models
-import noise
 import peers
-import products
 import progress
 import protocol
 import real_models
@@ -393,49 +389,10 @@ def test_unknown_models_are_refused():
         parse(benchmark, "--models=cnn,resnet50")
 
 
-def test_noise_is_timed_in_every_way(capsys):
-    times = noise.run(parse(noise, "--draws=10", "--rounds=1"))
-    assert len(times) == 4 and all(min(pair) > 0 for pair in times.values())
-    printed = capsys.readouterr().out
-    assert all(f"| {label} |" in printed for label in times)
-
-
-def test_gradients_of_kernels_are_timed_and_equal(monkeypatch, capsys):
-    monkeypatch.setattr(products, "_SIDE", 8)
-    monkeypatch.setattr(products, "_ENTRIES", 8)
-    speeds, times = products.run(parse(products, "--examples=3", "--rounds=1"))
-    printed = capsys.readouterr().out
-    assert min(speeds) > 0 and all(f"| {name} |" in printed for name in times)
-    for make, shape in products._CONVOLUTIONS.values():
-        arguments, functions = products._of_convolution(make, shape, examples=1)
-        both = functions["each"](*arguments).numpy()
-        summed = functions["summed"](*arguments).numpy().reshape(-1)
-        scales = arguments[2].numpy() * np.sum(summed**2)
-        np.testing.assert_allclose(both, scales * summed, rtol=1e-3, atol=1e-4 * np.abs(both).max())
-
-
 def test_every_program_is_a_bazel_target():
     text = (ROOT / "benchmarks" / "BUILD").read_text(encoding="utf-8")
     programs = re.findall(r'^    "(\w+\.py)",$', text, re.MULTILINE)
     assert [program for program in programs if not (ROOT / "benchmarks" / program).exists()] == []
-
-
-def test_memory_of_a_row_is_the_slope_of_peaks(monkeypatch, capsys):
-    peaks = {512: 700.0, 2048: 1012.5}
-    monkeypatch.setattr(
-        protocol, "measure", lambda script, cell: {"peak_mib": peaks[cell["batch"]],
-                                                   "estimated_kib": 300.0},
-    )  # fmt: skip
-    found = memory_benchmark.run(parse(memory_benchmark, "--models=cnn"))
-    # 312.5 MiB of 1,536 rows.
-    assert found == {"cnn": (pytest.approx(208.33, abs=0.01), 300.0)}
-    assert "| cnn | 208 | 300 | 1.44 |" in capsys.readouterr().out
-
-
-def test_memory_of_a_step_is_measured(tiny):
-    result = memory_cell.measure({"model": "tiny", "batch": 4})
-    # At least inputs and outputs, of 8 and 10 numbers.
-    assert result["peak_mib"] > 100 and 72 <= result["estimated_kib"] * 1024 <= 1500
 
 
 if __name__ == "__main__":

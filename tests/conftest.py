@@ -41,6 +41,7 @@ LONG = {
     "adaptive_clipping_docs_test.py",
     "audit_privacy_test.py",
     "auditing_test.py",
+    "benchmarks_parts_test.py",
     "benchmarks_test.py",
     "bias_corrected_adam_test.py",
     "cases2_admission_test.py",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dice_tf.engine import gram
+from dice_tf.engine import gram, layerwise
 from dice_tf.engine.contributions import OuterProduct, PerExample, Pooled, Rows
 from dice_tf.engine.merging import merged
 from dice_tf.engine.residual_rows import heads_and_residuals, residual_rows
@@ -174,6 +174,28 @@ def test_residual_sums_of_every_kind_share_one_branch(jit_compile, left):
         for got, weights in zip(pair, (head, residual), strict=True):
             expected = np.tensordot(weights.astype("float64"), of_part, 1)
             np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_a_subclass_of_a_users_own_is_asked_for_all_sums():
+    class Twice(Rows):
+        def weighted_sums(self, weights):
+            return [2 * total for total in super().weighted_sums(weights)]
+
+        def without(self, broken):
+            kept = super().without(broken)
+            return Twice(kept.ids, kept.cotangents, shape=kept.shape)
+
+    ids, cotangents = tf.constant([[0, 1], [2, 0], [1, 1]]), tf.ones([3, 2, 4])
+    norms = tf.constant([0.7, 2.0, 1.5])
+    weights = [tf.constant([1.0, 0.5, 0.6]), tf.constant([0.0, 0.5, 0.4])]
+    assert 0 < len(residual_rows(*weights, norms).rows) < 3
+    of_kind = []
+    for kind in (Rows, Twice):
+        parts = {"table": [kind(ids, cotangents, shape=(3, 4))]}
+        sums = layerwise._weighted_sums(parts, {"table": 0}, [(norms, weights)])
+        of_kind.append([each["table"] for each in sums])
+    for once, twice in zip(*of_kind, strict=True):
+        np.testing.assert_allclose(twice, 2 * once)
 
 
 def test_small_variables_taken_together_are_what_they_are_one_by_one():

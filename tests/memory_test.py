@@ -123,6 +123,9 @@ MODELS = {
     "attention": attention,
     "lstm": lambda: keras.Sequential([keras.Input((24, 16)), LAYERS.LSTM(64), LAYERS.Dense(3)]),
     "subclassed": Subclassed,
+    "table": lambda: keras.Sequential(
+        [keras.Input((24,)), LAYERS.Embedding(5000, 32), LAYERS.Flatten(), LAYERS.Dense(3)]
+    ),
 }  # fmt: skip
 
 
@@ -133,6 +136,8 @@ def test_a_row_takes_less_than_is_estimated_and_not_by_much(name):
     model, few, many = MODELS[name](), 64, 256
     shape = (16, 16, 8) if name == "subclassed" else model.input_shape[1:]
     x, y = RANDOM.normal(size=(many, *shape)).astype("float32"), RANDOM.integers(0, 3, many)
+    if name == "table":
+        x = RANDOM.integers(0, 5000, (many, *shape))
     optimizer = DiceSGDOptimizer(
         0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=many, chunk_size=None
     )
@@ -148,6 +153,32 @@ def test_a_row_takes_less_than_is_estimated_and_not_by_much(name):
     row_bytes = memory.bytes_of_row(model, run_of(model).checks.forward_bytes)
     # What a row of the inputs takes is there without any model.
     assert measured - 4 * np.prod(shape) <= row_bytes <= 12 * measured, (measured, row_bytes)
+
+
+class Total(LAYERS.Layer):
+    """Puts out a number without any axis."""
+
+    def call(self, x):
+        return keras.ops.sum(x)
+
+    def compute_output_shape(self, shape):
+        return ()
+
+
+def test_patches_count_without_a_bias_and_scalars_do_no_harm():
+    inputs = keras.Input((8, 8, 16))
+    # Few places, so that nothing is written down.
+    outputs = LAYERS.Conv2D(64, 3, strides=4, use_bias=False)(inputs)
+    plain = memory.bytes_of_row(keras.Model(inputs, outputs), 1000)
+    assert plain == 1000 + 2 * 4 * 2 * 2 * 3 * 3 * 16
+    with_total = keras.Model(inputs, [outputs, Total()(outputs)])
+    assert memory.bytes_of_row(with_total, 1000) == plain
+
+
+def test_the_other_engine_keeps_the_gradient_of_a_row():
+    model = make_model()
+    count = 6 * 8 + 8 + 8 * 3 + 3
+    assert memory.bytes_of_row(model, 1000, "vectorized") == 5 * (1000 + 4 * count)
 
 
 def test_what_is_not_known_counts_as_much_as_it_can():

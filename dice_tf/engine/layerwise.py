@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from dice_tf.engine import local_gradients
-from dice_tf.engine.contributions import OuterProduct, PerExample, Pooled, Rows
+from dice_tf.engine.contributions import OuterProduct, Pooled
 from dice_tf.engine.engine import split_by_group
 from dice_tf.engine.gradient_sums import GradientSums
 from dice_tf.engine.loss import call_in_training, per_example_losses
@@ -32,8 +32,6 @@ from dice_tf.mechanism import rounding
 # Norms below the smallest threshold. What squares may have lost to underflow is counted, so
 # that without this padding would have a norm, too.
 _NOTHING = 5e-13
-# Contributions that can complete a second sum from the first.
-_WITH_ROWS = (OuterProduct, PerExample, Rows)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -232,7 +230,7 @@ def _weighted_sums(parts, group_of, groups):
     with_rows = {}
     for group, split in enumerate(splits):
         of_group = [part for key in keys if group_of[key] == group for part in cleared[key]]
-        chosen = [p for p in of_group if isinstance(p, _WITH_ROWS) and p.prefers_rows()]
+        chosen = [part for part in of_group if _is_ours(part) and part.prefers_rows()]
         if split is not None and chosen:
             pairs = heads_and_residuals(chosen, groups[group][1][0], split)
             with_rows.update(zip(map(id, chosen), pairs, strict=True))
@@ -262,12 +260,8 @@ def _without_broken(parts, finite):
         finite: Bool `[units]`.
     """
     broken = tf.logical_not(finite)
-    # Of a class of a user's own nobody knows where it keeps what its sums read.
     parts = {
-        key: [
-            part if type(part).__module__ == OuterProduct.__module__ else part.without(broken)
-            for part in of_variable
-        ]
+        key: [part if _is_ours(part) else part.without(broken) for part in of_variable]
         for key, of_variable in parts.items()
     }
     listed = [part for of_variable in parts.values() for part in of_variable]
@@ -294,6 +288,15 @@ def _without_broken(parts, finite):
                 tensor = tf.ensure_shape(tensor, shape)
             setattr(copies[id(part)], name, tensor)
     return {key: [copies[id(part)] for part in parts[key]] for key in parts}
+
+
+def _is_ours(part):
+    """Whether it is known where a contribution keeps what its sums read, and what they do.
+
+    Of a class of a user's own, a subclass of one here as well, only the methods are known that
+    every contribution has.
+    """
+    return type(part).__module__ == OuterProduct.__module__
 
 
 def _is_float(tensor):

@@ -68,19 +68,24 @@ def _is_batch_axis(size, rows):
     return size is None if rows is None else bool(size and rows) and size % rows == 0
 
 
-def bytes_of_row(model, forward_bytes):
-    """Returns the bytes that the layer-wise engine takes for a row at most.
+def bytes_of_row(model, forward_bytes, engine="auto"):
+    """Returns the bytes that a gradient engine takes for a row at most.
 
     Inputs and cotangents of all layers are less than what a forward pass computes. What comes
-    to them are products that are written down for every example, and patches of convolutions.
+    to them, in the layer-wise engine, are products that are written down for every example, and
+    patches of convolutions.
 
     Args:
         model: A built Keras model.
         forward_bytes: Int from `bytes_of_forward_pass`.
+        engine: `gradient_engine` of the optimizer.
 
     Returns:
         Int.
     """
+    if engine == "vectorized":
+        gradient = 4 * sum(math.prod(v.shape) for v in model.trainable_variables)
+        return math.ceil(PEAK_OVER_FORWARD_PASS * (forward_bytes + gradient))
     added = sum(map(_added, model._flatten_layers()))
     if math.isinf(added):
         return math.ceil(PEAK_OVER_FORWARD_PASS * forward_bytes)
@@ -89,6 +94,9 @@ def bytes_of_row(model, forward_bytes):
 
 def _added(layer):
     """Bytes per row of written-down products and patches of a layer; infinite if not known."""
+    # Of the rows of a table that were looked up no products are made.
+    if not layer._trainable_variables or isinstance(layer, keras.layers.Embedding):
+        return 0
     positions = _positions(layer)
     total = 0
     for variable in layer._trainable_variables:
@@ -96,7 +104,7 @@ def _added(layer):
         k = math.prod(variable.shape) // max(f, 1)
         if k == 1 or positions is None or (positions > 1 and not gram_is_cheaper(positions, k, f)):
             total += 4 * math.prod(variable.shape)
-    if isinstance(layer, _CONVOLUTIONS) and total and math.prod(layer.kernel_size) > 1:
+    if isinstance(layer, _CONVOLUTIONS) and math.prod(layer.kernel_size) > 1:
         if positions is None:
             return math.inf
         # Patches, and a copy of them; of a transposed one they are of the cotangents.
@@ -116,12 +124,11 @@ def _positions(layer):
     total = 0
     for node in layer._inbound_nodes:
         for output in node.outputs:
-            shape = list(output.shape)
-            axis = 1 if getattr(layer, "data_format", None) == "channels_first" else -1
-            del shape[axis]
-            if None in shape[1:]:
+            first = getattr(layer, "data_format", None) == "channels_first"
+            places = output.shape[2:] if first else output.shape[1:-1]
+            if None in places:
                 return None
-            total += math.prod(shape[1:])
+            total += math.prod(places)
     return total or None
 
 

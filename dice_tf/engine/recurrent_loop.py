@@ -10,6 +10,7 @@ step. The product with the recurrent weights is done once each way.
 """
 
 import functools
+import inspect
 from typing import Any, NamedTuple
 
 import keras
@@ -39,8 +40,9 @@ def supports(layer, mask):
     """Whether the loop here does what that of Keras would do."""
     cell = layer.cell
     functions = cell.activation, getattr(cell, "recurrent_activation", None)
-    # Functions of a user's may read weights, which only Keras' loop lets others see.
-    known = all(f is None or getattr(f, "__module__", "").startswith("keras.") for f in functions)
+    # Others, and layers in their place, may read weights, which only Keras' loop lets one see.
+    stock = lambda f: f is None or (inspect.isfunction(f) and f.__module__.startswith("keras."))
+    known = all(map(stock, functions))
     return known and type(cell) in CELLS and not layer.unroll and (
         mask is None or mask.shape.rank == 2
     )  # fmt: skip

@@ -25,7 +25,7 @@ def supports(layer, inputs):
     """Whether the closed form describes a layer as it is configured."""
     cell = layer.cell
     return (
-        type(cell) in _STEPS
+        type(cell) in recurrent_loop.CELLS
         and inputs.shape.rank == 3
         and is_plain(layer)
         and getattr(cell, "reset_after", True)
@@ -62,7 +62,7 @@ def run(layer, function, args, kwargs, watch):
     gates: Any = ops.matmul(args[0], cell.kernel)
     if cell.use_bias:
         gates += bias[0] if isinstance(cell, keras.layers.GRUCell) else bias
-    return run_on_gates(layer, function, watch(gates), args, kwargs, _STEPS[type(cell)])
+    return run_on_gates(layer, function, watch(gates), args, kwargs, _step)
 
 
 def run_on_gates(layer, function, gates, args, kwargs, step):
@@ -157,45 +157,13 @@ def outputs_before(layer, call):
     return tf.concat([first, sequence[:, :-1]], 1)
 
 
-def _simple_step(cell, gates, states, training=False):
+def _step(cell, gates, states, training=False):
+    """Does what a cell does, on what its inputs contribute to the gates."""
     del training
-    (before,) = tf.nest.flatten(states)
-    output = gates + ops.matmul(before, cell.recurrent_kernel)
-    output = output if cell.activation is None else cell.activation(output)
-    return output, [output]
-
-
-def _lstm_step(cell, gates, states, training=False):
-    del training
-    before, carry = states
-    gates += ops.matmul(before, cell.recurrent_kernel)
-    parts: Any = ops.split(gates, 4, axis=1)
-    enter, forget, candidate, leave = parts
-    carry = cell.recurrent_activation(forget) * carry
-    carry += cell.recurrent_activation(enter) * cell.activation(candidate)
-    output = cell.recurrent_activation(leave) * cell.activation(carry)
-    return output, [output, carry]
-
-
-def _gru_step(cell, gates, states, training=False):
-    del training
-    (before,) = tf.nest.flatten(states)
-    inner: Any = ops.matmul(before, cell.recurrent_kernel)
-    if cell.use_bias:
-        inner += cell.bias[1]
-    parts: Any = ops.split(gates, 3, axis=1)
-    inner_parts: Any = ops.split(inner, 3, axis=1)
-    update, reset, candidate = parts
-    inner_update, inner_reset, inner_candidate = inner_parts
-    update = cell.recurrent_activation(update + inner_update)
-    reset = cell.recurrent_activation(reset + inner_reset)
-    candidate = cell.activation(candidate + reset * inner_candidate)
-    output = update * before + (1 - update) * candidate
-    return output, [output]
-
-
-_STEPS = {
-    keras.layers.SimpleRNNCell: _simple_step,
-    keras.layers.LSTMCell: _lstm_step,
-    keras.layers.GRUCell: _gru_step,
-}
+    parts, old = recurrent_loop.CELLS[type(cell)], tf.nest.flatten(states)
+    product: Any = ops.matmul(old[0], cell.recurrent_kernel)
+    bias: Any = cell.bias
+    if bias is not None and isinstance(cell, keras.layers.GRUCell):
+        product += bias[1]
+    new = parts.states(cell, parts.sums(gates, product), old)
+    return new[0], new

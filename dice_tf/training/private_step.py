@@ -7,7 +7,6 @@ optimizer's private update, metrics. `dice_tf.training.keras_trainer` makes `fit
 """
 
 import functools
-import math
 from typing import Any
 import weakref
 
@@ -232,10 +231,7 @@ def _chunk_size(model, optimizer):
     mechanism, run = optimizer.mechanism, run_of(model)
     rows = mechanism.expected_batch_size * (mechanism.rows_per_unit or 1)
     rows = -(-rows // model.distribute_strategy.num_replicas_in_sync)
-    row_bytes = memory.bytes_of_row(model, run.checks.forward_bytes)
-    if optimizer.gradient_engine == "vectorized":
-        gradient = 4 * sum(math.prod(v.shape) for v in model.trainable_variables)
-        row_bytes = memory.PEAK_OVER_FORWARD_PASS * (run.checks.forward_bytes + gradient)
+    row_bytes = memory.bytes_of_row(model, run.checks.forward_bytes, optimizer.gradient_engine)
     fitting = memory.rows_at_a_time(row_bytes, rows, mechanism.rows_clipped_together)
     if fitting is not None and run.talks:
         io_utils.print_msg(
