@@ -244,9 +244,9 @@ def descend(targets, steps, learning_rate, **arguments):
     for _ in range(steps):
         gradients = tf.constant(weight - targets, tf.float32)
         head, residual = clip_weights(tf.abs(gradients), mechanism)
-        total = lambda weights: [tf.reduce_sum(weights * gradients, keepdims=True)]
-        residuals = [] if residual is None else total(residual)
-        direction, errors = feedback.direction_and_errors(total(head), residuals, errors, mechanism)
+        mean = lambda weights: [tf.reduce_mean(weights * gradients, keepdims=True)]
+        residuals = [] if residual is None else mean(residual)
+        direction, errors = feedback.direction_and_errors(mean(head), residuals, errors, mechanism)
         weight -= learning_rate * float(direction[0][0])
         path.append(weight)
     return path

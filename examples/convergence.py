@@ -199,9 +199,11 @@ def make_trainer(problem, mechanism):
             total += tf.cast(tf.reduce_sum(tf.reduce_mean(whole, 0) ** 2), tf.float64)
             gradients = tf.gather(whole, rows[step])
             head, residual = clip_weights(tf.norm(gradients, axis=1), mechanism)
-            weighted = lambda each: [tf.linalg.matvec(gradients, each, transpose_a=True)]
+            mean = lambda each: [
+                tf.linalg.matvec(gradients, each, transpose_a=True) / mechanism.divisor
+            ]
             direction, errors = feedback.direction_and_errors(
-                weighted(head), [] if residual is None else weighted(residual), errors, mechanism
+                mean(head), [] if residual is None else mean(residual), errors, mechanism
             )
             weights -= step_size * (direction[0] + noise[step])
         return total / tf.cast(steps, tf.float64)

@@ -86,12 +86,12 @@ def test_clip_by_global_norm_takes_all_tensors_as_one_vector():
 
 
 def test_one_step_of_both_forms_by_hand():
-    heads, residuals = [tf.constant([8.0])], [tf.constant([4.0])]
+    heads, residuals = [tf.constant([2.0])], [tf.constant([1.0])]
     errors = [tf.constant([3.0])]
     direction, new = direction_and_errors(heads, residuals, errors, mechanism(1.0, 1.0))
-    np.testing.assert_allclose([direction[0][0], new[0][0]], [8 / 4 + 3, 4 / 4])
+    np.testing.assert_allclose([direction[0][0], new[0][0]], [2 + 3, 1])
     direction, new = direction_and_errors(heads, residuals, errors, mechanism(1.0, 1.0, False))
-    # e' = e + mean g - v with mean g = (8 + 4) / 4.
+    # e' = e + mean g - v with mean g = 2 + 1.
     np.testing.assert_allclose([direction[0][0], new[0][0]], [2 + 1, 3 + 3 - 3], rtol=1e-5)
     direction, new = direction_and_errors(heads, None, [], mechanism(1.0, 0.0))
     np.testing.assert_allclose(direction[0], [2.0])

@@ -20,6 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from softmax_regression import BATCH, STEPS, flat, make_model, make_optimizer, make_problem
 
 from dice_tf.ledger import provenance
+from dice_tf.training import error_slots
 from dice_tf.training.optimizers import DiceSGDOptimizer
 
 
@@ -135,6 +136,25 @@ def test_an_error_of_discarded_steps_is_not_fed_back(tmp_path, jit_compile, feed
     np.testing.assert_array_equal(end(), expected)
     # What the step after it leaves is fed back as always.
     assert np.abs(end(forget_before=1) - expected).max() > 1e-3
+
+
+@pytest.mark.parametrize("sizes", [(3,), (2**16,), (2**16, 3, 2**16 + 1)], ids=str)
+def test_errors_of_another_step_are_nothing_whatever_their_size(sizes):
+    variables = [keras.Variable(tf.zeros([size])) for size in sizes]
+    optimizer = make_optimizer()
+    optimizer.build(variables)
+    for number, error in enumerate(optimizer.errors):
+        error.assign(tf.fill(error.shape, number + 1.0))
+    values = lambda: error_slots.values(optimizer, optimizer.errors)
+    for read in (values, tf.function(values)):
+        for step, factor in [(0, 1.0), (5, 0.0)]:
+            optimizer.iterations.assign(step)
+            expected = [np.full(size, factor * (n + 1)) for n, size in enumerate(sizes)]
+            for got, want in zip(read(), expected, strict=True):
+                np.testing.assert_array_equal(got, want)
+    # Not by a product: what is forgotten may be anything.
+    optimizer.errors[0].assign(tf.fill(optimizer.errors[0].shape, np.nan))
+    np.testing.assert_array_equal(values()[0], np.zeros(sizes[0]))
 
 
 @pytest.mark.parametrize("kind", ["model.keras", "run.weights.h5", "checkpoint"])

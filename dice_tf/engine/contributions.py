@@ -331,11 +331,8 @@ class Rows:
         shape = tf.unstack(tf.shape(self.ids))
         if positions is not None:
             shape[1] = positions
-        order = tf.argsort(self.ids, axis=1)
-        ids = tf.gather(self.ids, order, batch_dims=1)
-        cotangents = tf.gather(self.cotangents, order, batch_dims=1)
-        first = tf.concat([tf.zeros_like(ids[:, :1]), ids[:, 1:] - ids[:, :-1]], 1)
-        slots = tf.cumsum(tf.cast(first != 0, tf.int32), axis=1)
+        # Equal ids of an example share a slot: the first place of their number in order.
+        slots = tf.searchsorted(tf.sort(self.ids, axis=1), self.ids)
         slots += tf.range(shape[0])[:, None] * shape[1]
         by_row = lambda values, size: tf.reshape(
             tf.math.unsorted_segment_sum(
@@ -343,10 +340,10 @@ class Rows:
             ),
             [shape[0], shape[1] * size],
         )
-        each = rounding.sums_of_squares(cotangents)
+        each = rounding.sums_of_squares(self.cotangents)
         added = by_row(tf.ones_like(each), 1)
         lost = rounding.margin(tf.maximum(added - 1, 0)) * by_row(tf.sqrt(each), 1)
-        squares = rounding.sums_of_squares(by_row(cotangents, dim))
+        squares = rounding.sums_of_squares(by_row(self.cotangents, dim))
         squares = _squared_sum(squares, rounding.sums_of_squares(lost))
         return squares + _ROUNDING * rounding.total(each)
 

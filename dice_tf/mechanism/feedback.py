@@ -7,7 +7,7 @@ import tensorflow as tf
 from dice_tf.mechanism import DiceMechanism
 
 
-def direction_and_errors(head_sums, residual_sums, errors, mechanism: DiceMechanism):
+def direction_and_errors(heads, residuals, errors, mechanism: DiceMechanism):
     r"""Returns the un-noised direction v and the new error e.
 
     With \(B\) = `expected_batch_size` (the number of microbatches, if those are used):
@@ -24,12 +24,12 @@ def direction_and_errors(head_sums, residual_sums, errors, mechanism: DiceMechan
     \(C_2 = 1\), takes the place of \(\mathrm{clip}(e, C_2)\).
 
     Args:
-        head_sums: List of float32 tensors, \(\sum_i h_i\) per variable, over all replicas.
-        residual_sums: List of float32 tensors, \(\sum_i r_i\) (or \(\sum_i g_i - h_i\)).
-            Ignored if `error_norm_clip` is 0.
+        heads: List of float32 tensors, \(\frac1B\sum_i h_i\) per variable, over all replicas.
+        residuals: List of float32 tensors, \(\frac1B\sum_i r_i\) (or
+            \(\frac1B\sum_i (g_i - h_i)\)). Ignored if `error_norm_clip` is 0.
         errors: List of float32 tensors, the error e: one per variable, with `feedback_steps`
             \(e_1\) of all variables, then \(e_2\) of all. Empty if `error_norm_clip` is 0.
-        mechanism: The thresholds, the divisor and the form of the algorithm.
+        mechanism: The thresholds and the form of the algorithm.
 
     Returns:
         A pair of lists of float32 tensors: direction v, and new errors (empty if
@@ -39,12 +39,8 @@ def direction_and_errors(head_sums, residual_sums, errors, mechanism: DiceMechan
     the paper's bounded-gradient assumption example by example; where no gradient
     exceeds C1 + C2 the two forms agree.
     """
-    # One constant for all variables: a graph of many takes long to make ready.
-    divisor = tf.constant(mechanism.divisor, tf.float32)
-    heads = [head / divisor for head in head_sums]
     if mechanism.error_norm_clip == 0:
-        return heads, []
-    residuals = [residual / divisor for residual in residual_sums]
+        return list(heads), []
     if mechanism.bound_residuals:
         kept = [*residuals, *errors[: -len(heads)]]
         # Not `tf.add_n`, which on CPUs adds in an order that differs from run to run.

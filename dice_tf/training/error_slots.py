@@ -2,8 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the feedback error is kept: variables beside an optimizer's own, in no released file."""
 
+import math
+
 import keras
 import tensorflow as tf
+
+# Entries from which one more pass over an error takes longer than operations of a branch.
+_LARGE = 2**16
 
 
 def add(optimizer, variables):
@@ -61,10 +66,16 @@ def values(optimizer, errors):
         return found
     error_step, step = optimizer._private.error_step.value, optimizer._iterations.value
     is_next = tf.equal(error_step, tf.cast(step, tf.int64))
-    # A branch, because a product would cost one more pass over all parameters. What is chosen is
-    # chosen in it as well, because TensorFlow would keep zeros of its own for every parameter.
-    return tf.cond(
-        is_next,
-        lambda: found,
-        lambda: [tf.where(is_next, value, tf.zeros([])) for value in found],
-    )
+    zero = tf.zeros([])
+    large = [i for i, error in enumerate(errors) if math.prod(error.shape) >= _LARGE]
+    chosen = {i: tf.where(is_next, value, zero) for i, value in enumerate(found) if i not in large}
+    if large:
+        # A branch, because a choice would cost one more pass over these. They are chosen in it as
+        # well, because TensorFlow would keep zeros of its own for each.
+        of_branch = tf.cond(
+            is_next,
+            lambda: [found[i] for i in large],
+            lambda: [tf.where(is_next, found[i], zero) for i in large],
+        )
+        chosen.update(zip(large, tf.nest.flatten(of_branch), strict=True))
+    return [chosen[i] for i in range(len(found))]

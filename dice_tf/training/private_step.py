@@ -72,7 +72,7 @@ def private_train_step(model: keras.Model, data: Any) -> dict[str, Any]:
         if run_of(model).needs_comparison(optimizer):
             _compare_until_settled(model, data)
     groups = optimizer.mechanism.clip.groups(model)
-    sums = _gradient_sums(model, optimizer, x, y, sample_weight, groups)
+    sums = _mean_gradients(model, optimizer, x, y, sample_weight, groups)
     if all(head is None for head in sums.head):
         raise ModelError(f"The loss of model '{model.name}' depends on no trainable variable.")
     _check_same_gradients(model, sums)
@@ -212,12 +212,19 @@ def _units(mechanism):
     return units.Units(mechanism.rows_clipped_together, mechanism.num_microbatches is not None)
 
 
-def _gradient_sums(model, optimizer, x, y, sample_weight, groups):
+def _mean_gradients(model, optimizer, x, y, sample_weight, groups):
+    """Returns `GradientSums` of weights that are divided by the divisor of the mechanism."""
     engine, mechanism = engine_of(optimizer), optimizer.mechanism
     now = thresholds.current(optimizer, groups, model.trainable_variables)
     factors = None if now is None else now.factors
-    weights = functools.partial(clip_weights, mechanism=mechanism, groups=groups, factors=factors)
     engine = functools.partial(engine, groups=None if groups is None else groups.of_variables)
+
+    def weights(norms):
+        # By so much smaller weights sums are means, without a pass over all parameters.
+        head, residual = clip_weights(norms, mechanism, groups, factors)
+        divisor = mechanism.divisor
+        return head / divisor, None if residual is None else residual / divisor
+
     run = lambda x, y, sample_weight: engine(model, x, y, sample_weight, weights)
     return chunks.sums_in_chunks(
         run, x, y, sample_weight, _chunk_size(model, optimizer), mechanism.rows_clipped_together

@@ -248,10 +248,10 @@ class PrivateUpdate(keras.optimizers.Optimizer if TYPE_CHECKING else object):
     def apply_private_update(
         self, sums, variables, penalty_gradients, marks, rows, groups=None, present=None
     ):
-        """Takes one step of DiceSGD from the gradient sums of this replica.
+        """Takes one step of DiceSGD from the gradients of this replica.
 
         Args:
-            sums: `GradientSums` of this replica's share of the batch.
+            sums: `GradientSums` of this replica's share of the batch, over `mechanism.divisor`.
             variables: The model's trainable variables, in the order of the sums.
             penalty_gradients: Gradient of the weight regularizers per variable, or `None`.
             marks: Int32 scalar from `provenance.count_marks`.
