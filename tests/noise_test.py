@@ -171,6 +171,26 @@ def test_noise_that_waits_is_the_noise_of_one_call(jit_compile, ahead, monkeypat
         np.testing.assert_array_equal(added[index], tensors[index] + drawn[index])
 
 
+@pytest.mark.parametrize("ahead, waiting", [(0, [0, 3, 7]), (2**18, [0, 7]), (2**23, [])])
+def test_noise_beyond_some_entries_waits_for_what_it_is_added_to(ahead, waiting, monkeypatch):
+    monkeypatch.setattr(noise, "_AHEAD", ahead)
+    key, shapes = noise.NoiseKey(1).read(), {3: [5], 0: [600, 500], 7: [2**18]}
+    with tf.Graph().as_default():
+        tensors = {i: tf.compat.v1.placeholder(tf.float32, shape) for i, shape in shapes.items()}
+        added = noise.add_noise(tensors, key.numpy(), 9, 0.5)
+        found = []
+        for index, total in added.items():
+            (of_noise,) = (t.op for t in total.op.inputs if t is not tensors[index])
+            seen, left = set(), [of_noise]
+            while left:
+                operation = left.pop()
+                if operation not in seen:
+                    seen.add(operation)
+                    left += [t.op for t in operation.inputs] + list(operation.control_inputs)
+            found += [index] * (tensors[index].op in seen)
+    assert sorted(found) == waiting
+
+
 @pytest.mark.parametrize("seed", [-1, 1.5, "7"])
 def test_a_bad_seed_is_refused(seed):
     with pytest.raises(MechanismError, match="noise_seed"):
