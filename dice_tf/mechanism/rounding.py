@@ -20,8 +20,9 @@ block is added (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, 
 
 together \(176 u\), so a norm has one of \(88 u\). Its root takes \(2 u\); a threshold as
 float32, the product with `RAISED`, the quotient and the two products of a weight with a
-gradient take \(6 u\), its division by \(B\) takes \(2 u\), and a residual that is completed
-from the sum of heads (`dice_tf.engine.residual_rows`) \(10 u\) more. That is \(108 u = 6.5
+gradient take \(6 u\), its division by \(B\), perhaps as a product with the reciprocal of a
+rounded \(B\), takes \(3 u\), and a residual that is completed from the sum of heads
+(`dice_tf.engine.residual_rows`) \(10 u\) more. That is \(109 u = 6.5
 \cdot 10^{-6}\), less than `MARGIN` = \(10^{-5}\), by which norms are raised before they become
 weights. So in exact arithmetic the weighted gradient of no example is longer than its
 threshold.
