@@ -62,15 +62,18 @@ def batches():
     return [(X[i : i + BATCH], Y[i : i + BATCH]) for i in range(0, N, BATCH)]
 
 
-def state(model):
-    optimizer = model.optimizer
+def counts(model):
     # Who drew them, and what an epoch is, is known to `fit` alone.
-    record = provenance.unpack_record(optimizer.sampling_record.numpy())
+    record = provenance.unpack_record(model.optimizer.sampling_record.numpy())
     of_fit = ("assignment", "sampling", "first_seeded_draw", "loop_steps")
     record.update(dict.fromkeys(of_fit))
+    return [value for value in record.values() if value is not None]
+
+
+def state(model):
+    optimizer = model.optimizer
     others = [v for v in optimizer.variables if v is not optimizer.sampling_record]
-    numbers = flat([*model.variables, *others, *optimizer.errors])
-    return np.concatenate([numbers, [v for v in record.values() if v is not None]])
+    return np.concatenate([flat([*model.variables, *others, *optimizer.errors]), counts(model)])
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +101,7 @@ def test_case_3_a_loop_over_a_sampler_takes_the_steps_of_fit(name):
     model.optimizer.finalize_variable_values(model.trainable_variables)
     # Graphs of `fit` are rewritten once, others twice, so sums may be taken in another order.
     np.testing.assert_allclose(state(model), state(expected), rtol=1e-5, atol=1e-6)
+    assert counts(model) == counts(expected)
     for metric, value in logs.items():
         np.testing.assert_allclose(value, history[metric][-1], rtol=1e-5)
     assert set(logs) == set(history)
