@@ -136,6 +136,17 @@ def test_draws_are_the_box_muller_transform_of_the_words_in_float64():
         np.testing.assert_allclose(draws, expected, rtol=2e-6, atol=3e-4)
 
 
+def test_logarithms_are_those_of_float64():
+    """Of every size that a uniform draw has, and next to 1, where the radius is small."""
+    exact = np.random.default_rng(0).uniform(0.5, 1, 100_000) * 2.0 ** -(np.arange(100_000) % 42.0)
+    numbers = np.concatenate([exact, 1 - np.arange(1000) * 2.0**-24, [2.0**-42]])
+    numbers = numbers[numbers > 0].astype(np.float32)
+    compiled = tf.function(noise._log, jit_compile=True)
+    for logarithms in (noise._log(tf.constant(numbers)), compiled(tf.constant(numbers))):
+        assert np.all(logarithms <= 0)
+        np.testing.assert_allclose(logarithms, np.log(numbers.astype(np.float64)), rtol=2e-7)
+
+
 def test_threefry_gives_the_published_blocks():
     """Known answers of Salmon et al.'s own library, Random123, for 20 rounds."""
     known = {

@@ -193,24 +193,29 @@ def _depthwise_gradients(layer, shape, inputs, cotangents):
     channels, multiplier = shape[-2:]
     geometry = (inputs.shape[1:-1], layer.kernel_size, layer.strides, layer.dilation_rate)
     pads, size = _paddings(*geometry, layer.padding), layer.kernel_size
-    inputs = tf.pad(tf.cast(inputs, tf.float32), [[0, 0], *pads, [0, 0]])
-    cotangents = tf.cast(cotangents, tf.float32)
+    inputs, cotangents = tf.cast(inputs, tf.float32), tf.cast(cotangents, tf.float32)
     if layer.rank == 1:
         inputs, cotangents, size = inputs[:, None], cotangents[:, None], (1, *size)
+        pads = [(0, 0), *pads]
     batch, stride = tf.shape(inputs)[0], layer.strides[0]
+    fast = max(size) <= _FAST_DEPTHWISE or tf.config.list_physical_devices("GPU")
+    # TensorFlow's gradient pads as it reads.
+    padded = fast and layer.padding == "same"
+    if not padded and np.any(pads):
+        inputs = tf.pad(inputs, [[0, 0], *pads, [0, 0]])
 
     def one_image(tensor):
         _, height, width, features = tensor.shape
         tensor = tf.transpose(tensor, [1, 2, 0, 3])
         return tf.reshape(tensor, [1, height, width, batch * features])
 
-    if max(size) <= _FAST_DEPTHWISE or tf.config.list_physical_devices("GPU"):
+    if fast:
         gradients = tf.raw_ops.DepthwiseConv2dNativeBackpropFilter(
             input=one_image(inputs),
             filter_sizes=tf.stack([*size, batch * channels, multiplier]),
             out_backprop=one_image(cotangents),
             strides=[1, stride, stride, 1],
-            padding="VALID",
+            padding="SAME" if padded else "VALID",
         )
     else:
         # The same sums as a convolution whose kernel are the cotangents, a stride apart.

@@ -30,6 +30,12 @@ _PARITY = 0x1BD11BDA
 # sin(pi s) = s P(s^2) on [-1/2, 1/2], to 7e-9: interpolated at the Chebyshev nodes of s^2.
 _SINE = (0.07765591226793352, -0.5982904112804092, 2.550077386528565, -5.167710076668303,
          3.1415926400772025)  # fmt: skip
+# ln(1 + f) = f P(f) for 1 + f in [sqrt(1/2), sqrt(2)], to 3e-8 of it: at the Chebyshev nodes of f.
+_LOGARITHM = (0.08533313082996152, -0.14269258206218832, 0.14977401280127375,
+              -0.16577992896798863, 0.1995593335838325, -0.2500135218549606, 0.3333419328613508,
+              -0.4999999638212389, 0.9999999741310671)  # fmt: skip
+# The bits of sqrt(1/2) as float32.
+_ROOT_OF_HALF = 0x3F3504F3
 # Entries from which a variable has a draw of its own: XLA compiles each size anew.
 _LARGE = 2**18
 # Entries of noise that may be drawn before there is anything to add them to: 32 MiB.
@@ -211,7 +217,16 @@ def standard_normal(seed, size):
     uniform = (shift(first, 8) * 2.0**8 + fine) * 2.0**-32
     half_turns = (shift(second, 9) + 0.5) * 2.0**-23 - 0.5
     sine = half_turns * tf.math.polyval(list(_SINE), tf.square(half_turns))
-    return tf.sqrt(-2.0 * tf.math.log(uniform)) * sine
+    return tf.sqrt(-2.0 * _log(uniform)) * sine
+
+
+def _log(number):
+    """Natural logarithms of positive float32 numbers; that of XLA takes twice as long."""
+    bits = tf.bitcast(number, tf.int32)
+    exponent = tf.bitwise.right_shift(bits - _ROOT_OF_HALF, 23)
+    above_1 = tf.bitcast(bits - tf.bitwise.left_shift(exponent, 23), tf.float32) - 1.0
+    of_rest = above_1 * tf.math.polyval(list(_LOGARITHM), above_1)
+    return tf.cast(exponent, tf.float32) * math.log(2) + of_rest
 
 
 def _to_float(word):
