@@ -4,7 +4,8 @@
 #   make demo                          trains a private classifier of digit images
 #   make demo DATASET=fashion_mnist    the same on another data set
 #   make test                          runs the tests, but for the long ones
-#   make test-all                      runs the long ones, too: kills, several processes, searches
+#   make test-long                     runs those: kills, several processes, searches
+#   make test-all                      runs both
 #   make benchmark                     measures what privacy costs; FLAGS=--quick in ten minutes
 #   make bazel-test                    builds everything and runs some of the tests with Bazel
 #   make lint                          checks the form and the types of Python, and the BUILD files
@@ -16,7 +17,8 @@
 #   make clean                         removes .venv and everything that was built
 #
 # The first run creates .venv and installs dice_tf there; later runs reuse it.
-# COVERAGE=1 lets `make test-all` print which lines and branches no test reaches.
+# COVERAGE=1 lets tests print which lines and branches none of them reaches, and take a third
+# longer.
 # PYTHON=python3.12 chooses the interpreter, FLAGS='--epsilon=4' passes flags
 # to the demo (FLAGS='--quick' to the benchmark), PYTEST_ARGS='-k noise' arguments to pytest.
 
@@ -30,7 +32,7 @@ OUTPUT ?= out/demo/$(DATASET)
 FLAGS ?=
 WORKERS ?= 2
 # Long tests wait for processes that they start.
-LONG_WORKERS ?= 3
+LONG_WORKERS ?= 4
 PYTEST_ARGS ?=
 # Requirements beyond those of setup.py.
 VERSIONS ?=
@@ -41,7 +43,7 @@ export KERAS_BACKEND = tensorflow
 export TF_CPP_MIN_LOG_LEVEL ?= 1
 
 .NOTPARALLEL:
-.PHONY: help demo benchmark test test-all lint docs dist test-dist test-matrix bazel-test clean
+.PHONY: help demo benchmark test test-long test-all lint docs dist test-dist test-matrix bazel-test clean
 
 help:
 	@sed -n '/^#   /s/^#  //p' Makefile
@@ -65,7 +67,6 @@ benchmark: $(VENV)/benchmarks.stamp
 SHOW_VERSIONS := import sys; from importlib.metadata import version; print("Python", \
     sys.version.split()[0], *(f"{name} {version(name)}" for name in ("tensorflow", "keras")))
 
-# With COVERAGE=1, `make test-all` says which lines and branches no test reaches.
 COVERAGE ?=
 PYTEST = $(VENV_PYTHON) $(if $(COVERAGE),-m coverage run) -m pytest --dist worksteal --durations=20
 
@@ -73,13 +74,18 @@ test: $(VENV)/test.stamp
 	@rm -rf out/coverage
 	@$(VENV_PYTHON) -c '$(SHOW_VERSIONS)'
 	$(PYTEST) -n $(WORKERS) -m "not long" $(PYTEST_ARGS)
+	$(if $(COVERAGE),$(REPORT_COVERAGE))
 
-test-all: test
+test-long: $(VENV)/test.stamp
 	$(PYTEST) -n $(LONG_WORKERS) -m long $(PYTEST_ARGS)
 	$(if $(COVERAGE),$(REPORT_COVERAGE))
 
-# All in all, and what is missing in each file of which less than 95 % is reached.
-REPORT_COVERAGE = $(VENV_PYTHON) -m coverage combine --quiet && $(VENV_PYTHON) -m coverage report \
+test-all: test test-long
+
+# All in all, and what is missing in each file of which less than 95 % is reached; after
+# `make test-all` by both.
+REPORT_COVERAGE = $(VENV_PYTHON) -m coverage combine --quiet --append && \
+    $(VENV_PYTHON) -m coverage report \
     | awk '/^(Name|TOTAL|-)/ || $$6 + 0 < 95'
 
 # The tests find TensorFlow in .venv, through PATH: Bazel itself fetches nothing.

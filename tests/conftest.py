@@ -27,7 +27,7 @@ for _variable in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_T
 hypothesis.settings.register_profile("dice_tf", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("dice_tf")
 
-# What `make test` leaves out, and `make test-all` runs: kills and several processes, whole
+# What `make test` leaves out, and `make test-long` runs: kills and several processes, whole
 # programs of the pages, searches, the largest models, and the cases that users and audits
 # reported. Files, single tests of others, or single cases of those.
 LONG = {
