@@ -116,6 +116,28 @@ def test_large_depthwise_kernels(
     assert as_kernel.called
 
 
+@pytest.mark.parametrize(
+    ("rank", "size", "kernel", "padded_by"),
+    [
+        (2, 2, 3, "VALID"),
+        (2, 3, 3, "VALID"),
+        (2, 4, 3, "SAME"),
+        (1, 1, 2, "VALID"),
+        (1, 3, 2, "SAME"),
+    ],
+)
+def test_small_images_are_padded_before_a_depthwise_gradient(rank, size, kernel, padded_by):
+    """TensorFlow takes many times as long for them if it pads as it reads."""
+    layer = [L.DepthwiseConv1D, L.DepthwiseConv2D][rank - 1](kernel, padding="same")
+    image = tf.TensorSpec([None, *[size] * rank, 8])
+    layer.build(image.shape)
+    traced = tf.function(
+        lambda x, c: rules_conv._depthwise_gradients(layer, layer.kernel.shape, x, c)
+    ).get_concrete_function(image, image)
+    operations = [op for op in traced.graph.get_operations() if "BackpropFilter" in op.type]
+    assert [op.get_attr("padding") for op in operations] == [padded_by.encode()]
+
+
 @settings(max_examples=15, deadline=None, derandomize=True, database=None)
 @given(
     kernel=st.lists(st.integers(1, 5), min_size=2, max_size=2),

@@ -233,6 +233,9 @@ ZOO = {
     "layer_norm_axes": sequential(conv(L.LayerNormalization, axis=(1, 3)), **IMAGE),
     "rms_norm": sequential(L.RMSNormalization, inputs=(5, 4)),
     "group_norm": sequential(conv(L.GroupNormalization, groups=2), **MANY),
+    "group_norm_of_rows": sequential(conv(L.GroupNormalization, groups=3, axis=1), **MANY),
+    "group_norm_of_vectors": sequential(
+        conv(L.GroupNormalization, groups=3, center=False), inputs=(9,)),
     "attention": attention,
     "grouped_query_attention": lambda: attention(query_heads=4),
     "prelu": sequential(conv(L.PReLU, shared_axes=[1, 2]), **IMAGE),

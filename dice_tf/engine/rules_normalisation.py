@@ -21,22 +21,60 @@ def contributions(layer, call):
     cotangents = tf.cast(call.cotangents, tf.float32)
     pairs = []
     if scale is not None:
-        # With scale 1 and offset 0 the layer itself gives the normalised inputs.
-        one, nothing = tf.ones(scale.shape, scale.dtype), tf.zeros(scale.shape, scale.dtype)
-        with tf.control_dependencies([call.cotangents]):
-            # Otherwise TensorFlow would make the normalised inputs of all layers in the forward
-            # pass already. Mean and variance are those of the forward pass.
-            one, nothing = tf.identity(one), tf.identity(nothing)
-        values = [(scale, one)]
-        if offset is not None:
-            values.append((offset, nothing))
-        with keras.StatelessScope(values):
-            output: Any = layer.call(call.inputs)
-            normalised = tf.cast(output, tf.float32)
-        pairs.append((scale, PerExample(add_up(cotangents * normalised))))
+        if _has_groups_of_last_axis(layer, call.inputs):
+            sums = _sums_of_groups(layer, call, cotangents)
+        else:
+            sums = add_up(cotangents * _normalised(layer, call, scale, offset))
+        pairs.append((scale, PerExample(sums)))
     if offset is not None:
         pairs.append((offset, PerExample(add_up(cotangents))))
     return pairs
+
+
+def _normalised(layer, call, scale, offset):
+    """Returns the normalised inputs, as the layer itself gives them with scale 1 and offset 0."""
+    one, nothing = tf.ones(scale.shape, scale.dtype), tf.zeros(scale.shape, scale.dtype)
+    with tf.control_dependencies([call.cotangents]):
+        # Otherwise TensorFlow would make the normalised inputs of all layers in the forward
+        # pass already. Mean and variance are those of the forward pass.
+        one, nothing = tf.identity(one), tf.identity(nothing)
+    values = [(scale, one)]
+    if offset is not None:
+        values.append((offset, nothing))
+    with keras.StatelessScope(values):
+        output: Any = layer.call(call.inputs)
+    return tf.cast(output, tf.float32)
+
+
+def _has_groups_of_last_axis(layer, inputs):
+    last = {-1, inputs.shape.rank - 1}
+    return isinstance(layer, keras.layers.GroupNormalization) and layer.axis in last
+
+
+def _sums_of_groups(layer, call, cotangents):
+    """Returns sums of cotangents times normalised inputs over positions, `[batch, channels]`.
+
+    A group has one variance, by which its sums are divided in place of its inputs: that spares
+    a pass over them.
+    """
+    *outer, channels = call.inputs.shape.as_list()
+    if None in outer[1:]:
+        in_groups = layer._reshape_into_groups
+    else:
+        shape = [-1, *outer[1:], layer.groups, channels // layer.groups]
+        in_groups = lambda tensor: tf.reshape(tensor, shape)
+    # Mean and variance as the layer has them: TensorFlow takes them from the forward pass.
+    grouped = tf.cast(in_groups(call.inputs), tf.float32)
+    positions = list(range(1, grouped.shape.rank - 2))
+    mean, variance = keras.ops.moments(
+        grouped, axes=[*positions, grouped.shape.rank - 1], keepdims=True
+    )
+    with tf.control_dependencies([call.cotangents]):
+        mean = tf.identity(mean)
+    products = in_groups(cotangents) * (grouped - mean)
+    sums = tf.reduce_sum(products, positions) if positions else products
+    inverse = tf.reshape(tf.math.rsqrt(variance + layer.epsilon), [-1, layer.groups, 1])
+    return tf.reshape(sums * inverse, [-1, channels])
 
 
 def supports(layer, inputs):
