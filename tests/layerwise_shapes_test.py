@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dice_tf.engine import layerwise, rules, rules_conv
+from dice_tf.engine import layerwise, rules, rules_conv, rules_normalisation
 
 sizes = st.integers(1, 3)
 
@@ -180,3 +180,29 @@ def test_layer_normalization_over_any_axes(shape, data):
 
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))
+
+
+def test_groups_of_images_of_any_size():
+    """A graph that knows no size computes what a graph that knows all of them does."""
+    layer = L.GroupNormalization(2)
+    layer.build((None, None, None, 8))
+    rng = np.random.RandomState(0)
+    for variable in layer.weights:
+        variable.assign(rng.randn(*variable.shape))
+    x, cotangents = (tf.constant(rng.randn(3, 6, 5, 8), tf.float32) for _ in range(2))
+
+    def gradients(x, cotangents):
+        call = unittest.mock.Mock(inputs=x, cotangents=cotangents)
+        pairs = rules_normalisation.contributions(layer, call)
+        return {variable.name: part.gradients for variable, part in pairs}
+
+    any_size = tf.TensorSpec([None, None, None, 8])
+    got = tf.function(gradients, [any_size, any_size])(x, cotangents)
+    for i in range(3):
+        with tf.GradientTape() as tape:
+            output = layer(x[i : i + 1])
+        want = tape.gradient(
+            output, {v.name: v.value for v in layer.weights}, cotangents[i : i + 1]
+        )
+        for name, gradient in want.items():
+            np.testing.assert_allclose(got[name][i], gradient, rtol=1e-4, atol=1e-5)
