@@ -178,10 +178,6 @@ def test_layer_normalization_over_any_axes(shape, data):
     check(L.LayerNormalization(axis=sorted(axes), epsilon=0.1), x)
 
 
-if __name__ == "__main__":
-    raise SystemExit(pytest.main([__file__]))
-
-
 def test_groups_of_images_of_any_size():
     """A graph that knows no size computes what a graph that knows all of them does."""
     layer = L.GroupNormalization(2)
@@ -206,3 +202,7 @@ def test_groups_of_images_of_any_size():
         )
         for name, gradient in want.items():
             np.testing.assert_allclose(got[name][i], gradient, rtol=1e-4, atol=1e-5)
+
+
+if __name__ == "__main__":
+    raise SystemExit(pytest.main([__file__]))
