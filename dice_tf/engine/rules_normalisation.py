@@ -66,9 +66,9 @@ def _sums_of_groups(layer, call, cotangents):
     # Mean and variance as the layer has them: TensorFlow takes them from the forward pass.
     grouped = tf.cast(in_groups(call.inputs), tf.float32)
     positions = list(range(1, grouped.shape.rank - 2))
-    mean, variance = keras.ops.moments(
-        grouped, axes=[*positions, grouped.shape.rank - 1], keepdims=True
-    )
+    axes = [*positions, grouped.shape.rank - 1]
+    moments: Any = keras.ops.moments(grouped, axes=axes, keepdims=True)
+    mean, variance = moments
     with tf.control_dependencies([call.cotangents]):
         mean = tf.identity(mean)
     products = in_groups(cotangents) * (grouped - mean)
