@@ -199,9 +199,9 @@ def _depthwise_gradients(layer, shape, inputs, cotangents):
         pads = [(0, 0), *pads]
     batch, stride = tf.shape(inputs)[0], layer.strides[0]
     fast = max(size) <= _FAST_DEPTHWISE or tf.config.list_physical_devices("GPU")
-    # TensorFlow's gradient pads as it reads. Images hardly larger than the kernel take it up to
-    # 80 times as long that way.
-    larger = all(length > taps for length, taps in zip(geometry[0], geometry[1], strict=True))
+    # TensorFlow's gradient pads as it reads. Images no larger than the kernel take many times as
+    # long that way.
+    larger = all(length > taps for length, taps in zip(*geometry[:2], strict=True))
     padded = fast and larger and layer.padding == "same"
     if not padded and np.any(pads):
         inputs = tf.pad(inputs, [[0, 0], *pads, [0, 0]])

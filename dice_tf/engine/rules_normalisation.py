@@ -47,8 +47,9 @@ def _normalised(layer, call, scale, offset):
 
 
 def _has_groups_of_last_axis(layer, inputs):
-    last = {-1, inputs.shape.rank - 1}
-    return isinstance(layer, keras.layers.GroupNormalization) and layer.axis in last
+    if not isinstance(layer, keras.layers.GroupNormalization):
+        return False
+    return layer.axis in (-1, inputs.shape.rank - 1) and inputs.shape[1:].is_fully_defined()
 
 
 def _sums_of_groups(layer, call, cotangents):
@@ -57,22 +58,18 @@ def _sums_of_groups(layer, call, cotangents):
     A group has one variance, by which its sums are divided in place of its inputs: that spares
     a pass over them.
     """
-    *outer, channels = call.inputs.shape.as_list()
-    if None in outer[1:]:
-        in_groups = layer._reshape_into_groups
-    else:
-        shape = [-1, *outer[1:], layer.groups, channels // layer.groups]
-        in_groups = lambda tensor: tf.reshape(tensor, shape)
+    *positions, channels = call.inputs.shape[1:].as_list()
+    shape = [-1, *positions, layer.groups, channels // layer.groups]
     # Mean and variance as the layer has them: TensorFlow takes them from the forward pass.
-    grouped = tf.cast(in_groups(call.inputs), tf.float32)
-    positions = list(range(1, grouped.shape.rank - 2))
-    axes = [*positions, grouped.shape.rank - 1]
-    moments: Any = keras.ops.moments(grouped, axes=axes, keepdims=True)
+    dtype = keras.backend.result_type(call.inputs.dtype, "float32")
+    grouped = tf.cast(tf.reshape(call.inputs, shape), dtype)
+    axes = list(range(1, len(positions) + 1))
+    moments: Any = keras.ops.moments(grouped, axes=[*axes, len(positions) + 2], keepdims=True)
     mean, variance = moments
     with tf.control_dependencies([call.cotangents]):
         mean = tf.identity(mean)
-    products = in_groups(cotangents) * (grouped - mean)
-    sums = tf.reduce_sum(products, positions) if positions else products
+    products = tf.cast(tf.reshape(cotangents, shape), dtype) * (grouped - mean)
+    sums = tf.reduce_sum(products, axes) if axes else products
     inverse = tf.reshape(tf.math.rsqrt(variance + layer.epsilon), [-1, layer.groups, 1])
     return tf.reshape(sums * inverse, [-1, channels])
 

@@ -221,7 +221,7 @@ def standard_normal(seed, size):
 
 
 def _log(number):
-    """Natural logarithms of positive float32 numbers; that of XLA takes twice as long."""
+    """Natural logarithms of positive float32 numbers. XLA's, of all numbers, take longer."""
     bits = tf.bitcast(number, tf.int32)
     exponent = tf.bitwise.right_shift(bits - _ROOT_OF_HALF, 23)
     above_1 = tf.bitcast(bits - tf.bitwise.left_shift(exponent, 23), tf.float32) - 1.0
