@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Per-example products at sizes where other code runs: compiled Gram matrices, picked rows."""
 
+import functools
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 import numpy as np
@@ -12,7 +14,7 @@ from dice_tf.engine import gram, layerwise
 from dice_tf.engine.contributions import OuterProduct, PerExample, Pooled, Rows
 from dice_tf.engine.merging import merged
 from dice_tf.engine.residual_rows import heads_and_residuals, residual_rows
-from dice_tf.mechanism import DiceMechanism
+from dice_tf.mechanism import DiceMechanism, rounding
 from dice_tf.mechanism.clipping import clip_weights
 
 
@@ -72,6 +74,67 @@ def test_a_broken_example_is_not_hidden_by_compiling():
     cotangents[1, 7, 9] = np.nan
     squares = gram.squared_norms(product.inputs, tf.constant(cotangents)).numpy()
     assert np.isnan(squares[1]) and np.isfinite(squares[[0, 2]]).all()
+
+
+WAYS = {
+    "eager": lambda function: function,
+    "graph": functools.partial(tf.function, autograph=False),
+    "xla": functools.partial(tf.function, autograph=False, jit_compile=True),
+}
+
+
+def squared_norms_and_lost(inputs, cotangents):
+    """What `dice_tf.engine.gram` states, in float64: squared norms, and what is added to them."""
+    inputs, cotangents = inputs.astype("float64"), cotangents.astype("float64")
+    of_inputs = inputs @ inputs.swapaxes(1, 2)
+    of_cotangents = cotangents @ cotangents.swapaxes(1, 2)
+    products = of_inputs * of_cotangents
+    v, w = np.linalg.norm(inputs, axis=2), np.linalg.norm(cotangents, axis=2)
+    quadratic = lambda matrix, x: np.einsum("bs,bst,bt->b", x, np.abs(matrix), x)
+
+    def gamma(size):  # Blocks of 256, whose sums are added in pairs.
+        return rounding.margin(min(size, 256) + (-(-size // 256)).bit_length() + 1)
+
+    of_k, of_f = gamma(inputs.shape[2]), gamma(cotangents.shape[2])
+    lost = of_k * quadratic(of_cotangents, v) + of_f * quadratic(of_inputs, w)
+    lost += of_k * of_f * (v * w).sum(1) ** 2
+    of_sum = rounding.margin(rounding.additions(inputs.shape[1] ** 2) + 1)
+    return products.sum((1, 2)), lost + of_sum * np.abs(products).sum((1, 2))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("cancelling", [False, True])
+def test_norms_of_several_variables_together(way, cancelling):
+    random = np.random.default_rng(0)
+    factors, squares, lost = [], 0.0, 0.0
+    # Of inputs and of cotangents: where positions cancel, rounding depends on each size.
+    for positions, k, f in [(16, 900, 2), (16, 2, 300), (16, 5, 5), (4, 30, 20)]:
+        inputs = random.normal(size=(3, positions, k)).astype("float32")
+        cotangents = random.normal(size=(3, positions, f)).astype("float32")
+        if cancelling:
+            # Alike in pairs, and all cotangents along one line.
+            inputs[:, 1::2] = inputs[:, ::2]
+            cotangents[:] = cotangents[:, :1]
+            cotangents[:, 1::2] *= -(1 - 3e-7)
+        factors.append((tf.constant(inputs), tf.constant(cotangents)))
+        exact, added = squared_norms_and_lost(inputs, cotangents)
+        squares, lost = squares + exact, lost + added
+    together = lambda factors: gram.squared_norms_of([gram.matrices(*pair) for pair in factors])
+    found = WAYS[way](together)(factors)
+    assert len(found) == 2  # Of 16 positions, and of 4.
+    total = np.sum([part.numpy().astype("float64") for part in found], 0)
+    assert np.all(total >= squares)
+    np.testing.assert_allclose(total, squares + lost, rtol=0.01 if cancelling else 1e-6)
+    if cancelling:
+        assert np.all(squares < 1e-3 * lost)
+
+
+def test_a_broken_example_is_broken_by_one_variable():
+    random = np.random.default_rng(0)
+    pairs = [random.normal(size=(2, 3, 4, 5)).astype("float32") for _ in range(3)]
+    pairs[1][1, 2, 0, 0] = np.inf
+    (found,) = gram.squared_norms_of([gram.matrices(*map(tf.constant, pair)) for pair in pairs])
+    assert np.isfinite(found.numpy()).tolist() == [True, True, False]
 
 
 @pytest.mark.parametrize(("k", "f"), [(1024, 512), (128, 128)])

@@ -48,5 +48,14 @@ def test_only_the_activation_reads_what_goes_into_it():
         assert relu.inputs[0].consumers() == [relu]
 
 
+def test_norms_of_small_layers_take_no_more_operations_for_more_layers():
+    def diagonals(layers):
+        stack = [L.Conv2D(24, 1 + n % 2, padding="same") for n in range(layers)]
+        graph = traced(keras.Sequential([keras.Input((2, 2, 24)), *stack, L.Flatten(), L.Dense(2)]))
+        return sum(op.type.startswith("MatrixDiagPart") for op in graph.get_operations())
+
+    assert diagonals(2) == diagonals(7) == 2
+
+
 if __name__ == "__main__":
     raise SystemExit(pytest.main([__file__]))

@@ -7,6 +7,7 @@ import unittest.mock
 import keras
 from keras import layers as L
 from keras.src.applications import convnext
+import layerwise_test
 from layerwise_test import BATCH, assert_same, compiled, example_data, loop, weights
 import numpy as np
 import pytest
@@ -97,6 +98,16 @@ def normalisations(x):
     return L.LayerNormalization(axis=[1, 3])(L.GroupNormalization(-1)(x))
 
 
+def few_positions(x):
+    """Layers of 16 positions and of 4, whose norms are taken together."""
+    for features in (40, 24):
+        x = L.Conv2D(features, 3, padding="same", activation="tanh")(x)
+    x = L.AveragePooling2D(2)(x)
+    for size in (1, 2, 1):
+        x = L.Conv2D(12, size, padding="same", activation="tanh")(x)
+    return x
+
+
 def conv_lstm(cls=L.ConvLSTM2D, shape=FRAMES, **arguments):
     inputs = keras.Input(shape)
     x = cls(3, **{"kernel_size": 3, **arguments})(inputs)
@@ -143,6 +154,7 @@ ZOO = {
     "residual_unit": lambda: image_model(residual_unit, MANY),
     "separable_rows": lambda: image_model(separable_rows, IMAGE),
     "normalisations": lambda: image_model(normalisations, MANY),
+    "few_positions": lambda: image_model(few_positions, (4, 4, 12)),
     "conv_lstm": conv_lstm,
     "conv_lstm_strides": lambda: conv_lstm(strides=2, use_bias=False, return_sequences=True),
     "conv_lstm_dilated": lambda: conv_lstm(
@@ -172,10 +184,13 @@ XLA = {
     "inverted_residual",
     "convnext_block",
     "resnext_block",
+    "few_positions",
     "conv_lstm",
     "normalisations",
     "zeros_from_a_state",
 }
+# Norms from Gram matrices are raised by what rounding may have lost.
+TOLERANCE = {"few_positions": 1e-4}
 # Every layer but those that compute something else has a rule.
 ONE_BY_ONE = {
     "convnext_block_subclass": {"TwiceScaled"},
@@ -198,11 +213,12 @@ def test_equals_a_loop_over_examples(name):
         local_gradients, "contributions", wraps=local_gradients.contributions
     ) as one_by_one:
         found = tf.function(step, input_signature=signature, autograph=False)(x, y)
-    assert_same(found, expected)
+    tolerance = TOLERANCE.get(name, layerwise_test.TOLERANCE)
+    assert_same(found, expected, tolerance)
     seen = {type(call.args[0].layer).__name__ for call in one_by_one.call_args_list}
     assert seen == ONE_BY_ONE.get(name, set())
     if name in XLA:
-        assert_same(tf.function(step, jit_compile=True)(x, y), expected)
+        assert_same(tf.function(step, jit_compile=True)(x, y), expected, tolerance)
 
 
 if __name__ == "__main__":

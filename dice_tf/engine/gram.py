@@ -23,8 +23,9 @@ small, scalar products are added in blocks, which are shorter where there are mo
 import functools
 import math
 import platform
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from dice_tf.mechanism import rounding
@@ -37,6 +38,24 @@ _SMALLEST = 2.0**-126
 _WORTH_COMPILING = 2**20
 # Terms of a scalar product that are added at once, for few positions and for many.
 _BLOCKS = (256, 32)
+# Up to so many positions the matrices of all variables take far less memory than activations.
+MOST_POSITIONS_KEPT = 16
+
+
+class Matrices(NamedTuple):
+    """The Gram matrices of one variable.
+
+    Attributes:
+        inputs: Float32 `[batch, (groups,) positions, positions]`, of the inputs.
+        cotangents: The same of the cotangents.
+        k: Int, size of an input.
+        f: Int, size of a cotangent.
+    """
+
+    inputs: Any
+    cotangents: Any
+    k: int
+    f: int
 
 
 def worth_compiling(positions, k, f):
@@ -86,11 +105,50 @@ def _compiled(transposed):
 
 
 def _from_gram_matrices(inputs, cotangents, transposed):
+    return squared_norms_of([matrices(inputs, cotangents, transposed=transposed)])[0]
+
+
+def matrices(inputs, cotangents, *, transposed=False):
+    """Returns the `Matrices` from which `squared_norms_of` takes what `squared_norms` returns."""
     positions = cotangents.shape[-2]
-    k, f = inputs.shape[-2 if transposed else -1], cotangents.shape[-1]
-    gram = _gram_matrix(inputs, positions, transposed)
-    other = _gram_matrix(cotangents, positions, False)
-    products = flat(gram * other)
+    return Matrices(
+        _gram_matrix(inputs, positions, transposed),
+        _gram_matrix(cotangents, positions, False),
+        k=inputs.shape[-2 if transposed else -1],
+        f=cotangents.shape[-1],
+    )
+
+
+def squared_norms_of(listed):
+    """Returns squared norms over several variables, which take few operations together.
+
+    Args:
+        listed: List of `Matrices`, each of one variable.
+
+    Returns:
+        List of float32 `[batch]`, fewer than variables: one for all of equal number of positions.
+    """
+    by_shape = {}
+    for of_variable in listed:
+        by_shape.setdefault(tuple(of_variable.inputs.shape[1:]), []).append(of_variable)
+    return [_squared_norms_together(equal) for equal in by_shape.values()]
+
+
+def _squared_norms_together(listed):
+    """The same of `Matrices` of one shape."""
+    if len(listed) == 1:
+        squares = _squared_norms(*listed[0])
+    else:
+        inputs, cotangents, k, f = zip(*listed, strict=True)
+        squares = _squared_norms(tf.stack(inputs, 1), tf.stack(cotangents, 1), k, f)
+    return rounding.total(squares) if squares.shape.rank > 1 else squares
+
+
+def _squared_norms(gram, other, k, f):
+    """Squared norms, float32 `[batch, ...]`, from matrices `[batch, ..., positions, positions]`."""
+    positions = gram.shape[-1]
+    of_gram, of_other, of_sum = _margins(positions, k, f)
+    products = _flat_matrices(gram * other)
     squared = rounding.total_of_signed(products)
     diagonals = tf.linalg.diag_part(gram), tf.linalg.diag_part(other)
     traces = [tf.reduce_sum(diagonal, -1) for diagonal in diagonals]
@@ -98,25 +156,28 @@ def _from_gram_matrices(inputs, cotangents, transposed):
     # sum of absolute values is at most `positions` times the trace.
     count = tf.cast(tf.shape(other)[-1], tf.float32) if positions is None else float(positions)
     each = 2 * _SMALLEST * count
+    k, f = np.asarray(k, np.float32), np.asarray(f, np.float32)
     lost = k * each * traces[1] + f * each * traces[0]
     # The norms of inputs and cotangents, at least.
-    v, w = (tf.sqrt(d + size * _SMALLEST) for d, size in zip(diagonals, (k, f), strict=True))
-    of_gram, of_other, of_sum = _margins(positions, k, f, products.shape[-1])
+    v, w = (
+        tf.sqrt(diagonal + size[..., None] * np.float32(_SMALLEST))
+        for diagonal, size in zip(diagonals, (k, f), strict=True)
+    )
     quadratic = lambda matrix, x: tf.reduce_sum(x * tf.linalg.matvec(tf.abs(matrix), x), -1)
     lost += of_gram * quadratic(other, v) + of_other * quadratic(gram, w)
     lost += of_gram * of_other * tf.square(tf.reduce_sum(v * w, -1))
     # tf.maximum may turn NaN into 0, and a norm of 0 would release a broken example.
     squared = tf.where(squared < 0, tf.zeros_like(squared), squared)
-    lost = rounding.total(lost) if lost.shape.rank > 1 else lost
     return squared + lost + of_sum * rounding.total(tf.abs(products))
 
 
-def _margins(positions, k, f, products):
+def _margins(positions, k, f):
     """Bounds on the errors of both Gram matrices, and of the sum of their products."""
     block = _block(positions)
     of = lambda size: rounding.margin(min(size, block) + math.ceil(size / block).bit_length() + 1)
-    most = rounding.MOST_ADDITIONS if products is None else rounding.additions(products)
-    return of(k), of(f), rounding.margin(most + 1)
+    of_each = lambda sizes: np.vectorize(of)(sizes).astype(np.float32)
+    most = rounding.MOST_ADDITIONS if positions is None else rounding.additions(positions**2)
+    return of_each(k), of_each(f), rounding.margin(most + 1)
 
 
 def _block(positions):
@@ -135,7 +196,7 @@ def raised_by(positions, k, f):
         k: Int, size of an input.
         f: Int, size of a cotangent.
     """
-    return 0.5 * positions * (sum(_margins(positions, k, f, positions**2)) + 1e-6)
+    return 0.5 * positions * (float(sum(_margins(positions, k, f))) + 1e-6)
 
 
 def _gram_matrix(tensor, positions, transposed):
@@ -153,6 +214,14 @@ def flat(tensor):
     known = tensor.shape[1:].is_fully_defined()
     size = math.prod(tensor.shape[1:]) if known else tf.reduce_prod(tf.shape(tensor)[1:])
     return tf.reshape(tensor, [-1, size])
+
+
+def _flat_matrices(tensor):
+    """Makes one axis of the last two."""
+    positions = tensor.shape[-1]
+    if positions is None:
+        return tf.reshape(tensor, tf.concat([tf.shape(tensor)[:-2], [-1]], 0))
+    return tf.reshape(tensor, [-1, *tensor.shape[1:-2], positions**2])
 
 
 def _bit_length(number):

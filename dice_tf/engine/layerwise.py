@@ -16,13 +16,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from dice_tf.engine import local_gradients
+from dice_tf.engine import gram, local_gradients
 from dice_tf.engine.contributions import OuterProduct, Pooled
 from dice_tf.engine.engine import split_by_group
 from dice_tf.engine.gradient_sums import GradientSums
 from dice_tf.engine.loss import call_in_training, per_example_losses
 from dice_tf.engine.lost_gradients import refuse_lost
-from dice_tf.engine.merging import merged
+from dice_tf.engine.merging import merged, small_matrices
 from dice_tf.engine.recording import Recorder
 from dice_tf.engine.residual_rows import heads_and_residuals, residual_rows
 from dice_tf.engine.units import SINGLE_ROWS, fill_last, in_units, row_shares
@@ -97,11 +97,16 @@ def weighted_gradient_sums(
     squares = [[tf.zeros([count])] for _ in range(1 if groups is None else max(groups) + 1)]
     parts = {}
     checked = functools.partial(tf.control_dependencies, _batch_axis_checks(calls, batch))
-    small = [{} for _ in squares]
+    small, matrices = [{} for _ in squares], [[] for _ in squares]
     for key, (_, listed) in contributions.items():
         if units.rows == 1 and len(listed) == 1 and not Pooled.takes(listed):
             # At once, while cotangents of other layers do not exist yet. Nothing that is
             # computed from a wrong batch axis goes any further.
+            of_small = small_matrices(listed, static_count)
+            if of_small is not None:
+                matrices[group_of[key]].append(of_small)
+                parts[key] = listed
+                continue
             of_variable, parts[key] = merged(listed, static_count)
             with checked():
                 # XLA drops assertions, but there this fails if the batch axis is another.
@@ -120,6 +125,9 @@ def weighted_gradient_sums(
                 key, pool = ("small", group), Pooled(of_group)
                 parts[key], group_of[key] = [pool], group
                 squares[group].append(tf.reshape(pool.squared_norms(), [count]))
+        for group, of_group in enumerate(matrices):
+            for of_variables in gram.squared_norms_of(of_group):
+                squares[group].append(tf.reshape(of_variables, [count]))
     squares = [rounding.add_up(of_group) for of_group in squares]
     squares = squares[0] if groups is None else tf.stack(squares, 1)
     norms = tf.sqrt(tf.where(squares < _NOTHING**2, tf.zeros_like(squares), squares))

@@ -42,6 +42,28 @@ def merged(contributions, batch):
     return (outer + rows)[0].squared_norms(), outer + rows
 
 
+def small_matrices(contributions, batch):
+    """Returns the Gram matrices of a variable, if small ones are the way to its norms, else `None`.
+
+    Args:
+        contributions: As for `merged`; for more than one the answer is `None`.
+        batch: Static batch size, or `None`.
+
+    Returns:
+        `gram.Matrices` or `None`. Squared norms then come from `gram.squared_norms_of`, and what
+        is to be summed are the contributions.
+    """
+    part, *more = contributions
+    if more or type(part) is not OuterProduct or part.grouped or not part.prefers_gram(batch):
+        return None
+    if not 1 < (part.positions or 0) <= gram.MOST_POSITIONS_KEPT:
+        return None
+    k, f = part.sizes()
+    if gram.worth_compiling(part.positions, k, f):
+        return None
+    return gram.matrices(part.inputs, part.cotangents, transposed=part.transposed)
+
+
 def _same_layout(outer):
     layouts = {(c.grouped, c.layout, c.sizes()) for c in outer}
     return len(layouts) <= 1

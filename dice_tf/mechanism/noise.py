@@ -132,7 +132,9 @@ def gaussian_noise(key, step, shapes, stddev):
         eighth = 1 << max((pooled - 1).bit_length() - 4, 10)
         pool = draws(small[0], -(-pooled // eighth) * eighth)[:pooled]
         noise.update(zip(small, tf.split(pool, [sizes[index] for index in small]), strict=True))
-    return {index: tf.reshape(noise[index], shape) for index, shape in shapes.items()}
+    # Most variables of a deep model are vectors already.
+    shaped = lambda draw, shape: draw if len(shape) == 1 else tf.reshape(draw, shape)
+    return {index: shaped(noise[index], shape) for index, shape in shapes.items()}
 
 
 def add_noise(tensors, key, step, stddev):

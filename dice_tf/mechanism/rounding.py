@@ -12,7 +12,8 @@ block is added (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, 
 
 **How much norms are raised.** A squared norm of a gradient has a relative error of at most
 
-* \(135 u\) for a sum of squares, or \(150 u\) for a product of two of them;
+* \(135 u\) for a sum of squares, or \(150 u\) for a product of two of them; in place of it
+  \(60 u\) for the sum over up to 16,384 variables whose Gram matrices are taken together;
 * \(4 u\) for squaring, with the root of a block and its square, or \(8 u\) for a product of two
   such sums, \(1 u\) for their product, and what is lost where terms cancel, which
   `dice_tf.engine.gram` and `contributions` add to it themselves (\(3 u\));
