@@ -237,6 +237,10 @@ OTHER_EPOCHS = {
     "cut short": dict(x=X, y=Y, batch_size=B, steps_per_epoch=4),
     "data set, larger batches": dict(x=tf.data.Dataset.from_tensor_slices((X, Y)).batch(2 * B)),
     "generator": dict(x=((X[:B], Y[:B]) for _ in range(99)), steps_per_epoch=8),
+    # As many steps and rows as an epoch has, of half as many examples.
+    "half of the rows, repeated": dict(
+        x=tf.data.Dataset.from_tensor_slices((X[: N // 2], Y[: N // 2])).repeat(2).batch(B)
+    ),
 }
 
 
@@ -244,7 +248,10 @@ OTHER_EPOCHS = {
 def test_shuffled_epochs_refuses_steps_of_other_epochs(name):
     sampling, model = ShuffledEpochs(N, B), make()
     fit(model, **OTHER_EPOCHS[name], epochs=2 if name != "generator" else 1)
-    with pytest.raises(SamplingError, match="epochs of another length.*in 8 steps"):
+    message = "epochs of another length.*in 8 steps"
+    with pytest.raises(SamplingError, match=message):
+        asked(model, sampling).epsilon()
+    with pytest.raises(SamplingError, match=message):
         fit(model, X, Y, batch_size=B, callbacks=[EpsilonCallback(sampling, DELTA)])
 
 

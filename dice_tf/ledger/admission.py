@@ -181,15 +181,29 @@ def _may_reorder(data):
     )
 
 
-def _check_repeats_nothing(sampling, data):
+def repeating_operation(data):
+    """Returns what shows examples of a data set more than once in an epoch, as users write it.
+
+    Args:
+        data: What `fit` received as `x`.
+
+    Returns:
+        Str such as `"repeat"`, or `None` if nothing is seen to.
+    """
     for node in _behind(data):
         if _operation(node) in _REPEATING or _REPEATING & _operations_within(node):
-            raise SamplingError(
-                f"Cannot account the run by {sampling!r}: `{_spelled(_operation(node))}` shows "
-                "examples more than once in an epoch, or draws them with replacement. Let each "
-                "epoch be one pass over the data, without `repeat` and resampling; for rare "
-                "classes pass `class_weight`."
-            )
+            return _spelled(_operation(node))
+    return None
+
+
+def _check_repeats_nothing(sampling, data):
+    operation = repeating_operation(data)
+    if operation is not None:
+        raise SamplingError(
+            f"Cannot account the run by {sampling!r}: `{operation}` shows examples more than once "
+            "in an epoch, or draws them with replacement. Let each epoch be one pass over the "
+            "data, without `repeat` and resampling; for rare classes pass `class_weight`."
+        )
 
 
 def _behind(data):

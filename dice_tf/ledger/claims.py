@@ -125,8 +125,8 @@ def _check_origin(seen, sampling):
         raise SamplingError(
             f"Cannot account the run by {sampling!r}: earlier steps were of epochs of another "
             "length, or of a `fit` without EpsilonCallback whose epochs need not be one pass over "
-            "the data (`steps_per_epoch`, a generator). An example may have entered more than once "
-            f"in {sampling.steps_per_epoch} steps. Pass the callback to every `fit`."
+            "the data (`repeat`, `steps_per_epoch`, a generator). An example may have entered more "
+            f"than once in {sampling.steps_per_epoch} steps. Pass the callback to every `fit`."
         )
     raise SamplingError(
         f"Cannot account the run by {sampling!r}: some of its {seen['steps']} steps were drawn by "

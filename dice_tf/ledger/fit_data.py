@@ -15,7 +15,7 @@ import warnings
 import tensorflow as tf
 
 from dice_tf.errors import SamplingError
-from dice_tf.ledger import provenance, row_counts
+from dice_tf.ledger import admission, provenance, row_counts
 from dice_tf.sampling import ShuffledEpochs
 
 _DEFAULT_BATCH_SIZE = 32  # That of `fit`, for arrays.
@@ -51,7 +51,8 @@ def unaccounted_pass(given, samplings, budgets):
     if samplings or budgets:
         return None
     rows, steps = _count_array_rows(given), _count_batches(given["x"])
-    if given.get("steps_per_epoch") not in (None, steps):
+    repeats = admission.repeating_operation(given["x"]) is not None
+    if repeats or given.get("steps_per_epoch") not in (None, steps):
         return provenance.UNSEEN
     if rows:
         batch_size = given.get("batch_size") or _DEFAULT_BATCH_SIZE
