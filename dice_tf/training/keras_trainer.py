@@ -328,7 +328,12 @@ def _dataset_of(batches, spec):
         return tf.nest.pack_sequence_as(spec, [_with_shape(*pair) for pair in pairs])
 
     parts = [tf.data.Dataset.from_tensors(batch).map(as_specified) for batch in batches]
-    return functools.reduce(lambda left, right: left.concatenate(right), parts)
+    options = tf.data.Options()
+    # There is nothing to tune, and with busy cores the thread that tunes may hold up the end of
+    # an iterator for as long as it has lived.
+    options.autotune.enabled = False
+    whole = functools.reduce(lambda left, right: left.concatenate(right), parts)
+    return whole.with_options(options)
 
 
 def _with_shape(leaf, spec):
