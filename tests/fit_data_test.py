@@ -40,6 +40,43 @@ def balanced():
     return tf.data.Dataset.sample_from_datasets([rows(X[:5], Y[:5]).repeat(), rows().repeat()])
 
 
+def classes(data):
+    return [data.filter(lambda x, y, of=of: (x[0] > 0) == of) for of in (True, False)]
+
+
+def with_positives_twice():
+    positive, negative = classes(rows())
+    return positive.concatenate(negative).shuffle(N).concatenate(positive.map(lambda x, y: (-x, y)))
+
+
+def warmed_up():
+    data = rows().shuffle(N, reshuffle_each_iteration=False)
+    return data.take(20).concatenate(data)
+
+
+def joined_with_itself():
+    data = rows()
+    return tf.data.Dataset.choose_from_datasets([data, data], tf.data.Dataset.range(2).repeat())
+
+
+def two_parts():
+    data = rows().batch(B)
+    return data.take(3).concatenate(data.skip(3))
+
+
+def first(x, y):
+    return x
+
+
+def second(x, y):
+    return y
+
+
+def split_by_class():
+    positive, negative = classes(rows())
+    return tf.data.Dataset.sample_from_datasets([positive, negative])
+
+
 def batches_forever():
     while True:
         yield X[:B], Y[:B]
@@ -54,6 +91,9 @@ TWICE = {
     "large batches": lambda: dict(x=rows().batch(2 * B).repeat(2)),
     "repeated first": lambda: dict(x=rows().repeat(8).batch(N)),
     "drawn from two": lambda: dict(x=balanced().batch(B).take(8)),
+    "a rare class twice": lambda: dict(x=with_positives_twice().batch(12)),
+    "part of it twice": lambda: dict(x=warmed_up().batch(12)),
+    "joined with itself": lambda: dict(x=joined_with_itself().batch(16)),
     "endless": lambda: dict(x=rows().repeat().batch(8 * B), steps_per_epoch=8),
     "endless, balanced": lambda: dict(x=balanced().batch(B), steps_per_epoch=8),
     "restarted": lambda: dict(x=rows().batch(N), steps_per_epoch=8),
@@ -89,6 +129,12 @@ ONCE = {
     "batches of other sizes": lambda: dict(
         x=rows(X[:40], Y[:40]).batch(10).concatenate(rows(X[40:], Y[40:]).batch(5))
     ),
+    "two parts": lambda: dict(x=rows().take(40).batch(8).concatenate(rows().skip(40).batch(8))),
+    "two parts of one": lambda: dict(x=two_parts()),
+    "two classes": lambda: dict(
+        x=split_by_class().batch(B).apply(tf.data.experimental.assert_cardinality(8))
+    ),
+    "pairs": lambda: dict(x=tf.data.Dataset.zip(rows().map(first), rows().map(second)).batch(B)),
     "no row": lambda: dict(x=rows().batch(B).map(lambda x, y: (x, y, tf.zeros(tf.shape(x)[0])))),
     "stated length": lambda: dict(x=rows().batch(B), steps_per_epoch=8),
     "arrays": lambda: dict(x=X, y=Y, batch_size=B),

@@ -25,6 +25,16 @@ _PER_BATCH = frozenset(
 )  # fmt: skip
 # They show examples several times, by chance or on purpose.
 _REPEATING = frozenset({"Repeat", "ShuffleAndRepeat", "Sampling"})
+# They hold the rows of several data sets, which may be rows of one.
+_JOINING = frozenset({"Concatenate", "DirectedInterleave"})
+# They hand on all rows, if perhaps in another order.
+_ALL_ROWS = frozenset(
+    {
+        "Map", "ParallelMap", "Prefetch", "Options", "AssertCardinality", "Shuffle", "Cache",
+        "Batch", "ParallelBatch", "PaddedBatch", "Unbatch", "Concatenate", "DirectedInterleave",
+        "Zip",
+    }
+)  # fmt: skip
 
 
 class Source(NamedTuple):
@@ -191,7 +201,8 @@ def repeating_operation(data):
         Str such as `"repeat"`, or `None` if nothing is seen to.
     """
     for node in _behind(data):
-        if _operation(node) in _REPEATING or _REPEATING & _operations_within(node):
+        repeats = _operation(node) in _REPEATING or _REPEATING & _operations_within(node)
+        if repeats or _joins_the_same_rows(node):
             return _spelled(_operation(node))
     return None
 
@@ -206,13 +217,39 @@ def _check_repeats_nothing(sampling, data):
         )
 
 
+def _joins_the_same_rows(data):
+    """Whether a data set joins some that have rows in common, as for more of a rare class."""
+    if _operation(data) not in _JOINING:
+        return False
+    before = {}
+    for part in _inputs(data):
+        of_part = {}
+        _note_rows(part, True, of_part)
+        # Two that each leave rows out may have none in common, such as `take` and `skip`.
+        if any(before[key] or whole for key, whole in of_part.items() if key in before):
+            return True
+        before |= of_part
+    return False
+
+
+def _note_rows(data, whole, found):
+    """Notes whether all rows of a data set, and of those behind it, are in what is joined."""
+    found[id(data)] = whole or found.get(id(data), False)
+    for node in _inputs(data):
+        _note_rows(node, whole and _operation(data) in _ALL_ROWS, found)
+
+
+def _inputs(data):
+    # What chooses among several data sets is none of them.
+    return getattr(data, "_data_inputs", data._inputs())
+
+
 def _behind(data):
     """Returns every data set behind `data`, itself included."""
     data = getattr(data, "_original_dataset", data)
     if not isinstance(data, tf.data.Dataset):
         return []
-    # What chooses among several data sets is none of them.
-    inputs = getattr(data, "_data_inputs", data._inputs())
+    inputs = _inputs(data)
     if _operation(data) == "Zip":
         # One element for every row, as `timeseries_dataset_from_array` has it.
         inputs = [node for node in inputs if not _is_constant(node)]
@@ -241,4 +278,6 @@ def _operations_within(dataset):
 
 
 def _spelled(operation):
+    if operation == "DirectedInterleave":
+        return "sample_from_datasets"
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in operation).lstrip("_")
