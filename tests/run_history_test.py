@@ -331,8 +331,8 @@ def test_epochs_that_a_callback_cuts_short_count_whole(with_callback, sampled):
 
 
 def test_epochs_that_keras_limits_are_refused():
-    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(B)
-    data = data.concatenate(data)
+    batches = lambda: tf.data.Dataset.from_tensor_slices((X, Y)).batch(B)
+    data = batches().concatenate(batches())
     try:
         keras.config.set_max_steps_per_epoch(8)
         with pytest.raises(SamplingError, match="8 steps per epoch of 16 batches"):
