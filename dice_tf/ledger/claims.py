@@ -106,7 +106,9 @@ def check_record(seen, iterations, sampling, largest_batch=0):
         raise SamplingError(
             f"Cannot account the run by {sampling!r}: {seen['loop_steps']} of {iterations} steps "
             "were made outside `fit`, where nobody sees that an epoch shows each example once. "
-            f"Give `fit` the data, or loop over a Poisson sampler. {made}"
+            "Give `fit` the data, or loop over a Poisson sampler. (If it was `fit`: something "
+            "wrapped it before the first private optimizer was made; make one before that.) "
+            f"{made}"
         )
     _check_origin(seen, sampling)
 
