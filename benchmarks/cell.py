@@ -49,7 +49,7 @@ def compiled_model(cell, private):
         )
     else:
         optimizer = plain_class(learning_rate=1e-3)
-    # With some weights the check before the first step takes twice as long.
+    # With some weights the check before the first step takes longer.
     keras.utils.set_random_seed(0)
     model = build(cell["model"])
     # Unless asked otherwise, what a user gets who does not think about it.

@@ -79,6 +79,8 @@ def test_d1_no_term_goes_through_many_additions():
     sizes = [*range(1, 3000), 16**7 - 1, 16**7 + 1, 2**31 - 1, 2**31, 9_999_991, 10**9 + 7]
     sizes += np.random.default_rng(0).integers(1, 2**31, 3000).tolist()
     assert max(map(rounding.additions, sizes)) <= rounding.MOST_ADDITIONS
+    # Over the variables whose Gram matrices are taken together.
+    assert max(map(rounding.additions, range(1, 2**14 + 1))) <= 60
     for size in (1, 16, 17, 37, 256, 1000, 40_009):  # Every term counts once, known size or not.
         for total in (rounding.total, rounding.total_of_signed):
             unknown = tf.function(total, input_signature=[tf.TensorSpec([None, None])])

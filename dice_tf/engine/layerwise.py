@@ -102,7 +102,7 @@ def weighted_gradient_sums(
         if units.rows == 1 and len(listed) == 1 and not Pooled.takes(listed):
             # At once, while cotangents of other layers do not exist yet. Nothing that is
             # computed from a wrong batch axis goes any further.
-            of_small = small_matrices(listed, static_count)
+            of_small = small_matrices(listed[0], static_count)
             if of_small is not None:
                 matrices[group_of[key]].append(of_small)
                 parts[key] = listed

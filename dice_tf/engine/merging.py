@@ -42,19 +42,17 @@ def merged(contributions, batch):
     return (outer + rows)[0].squared_norms(), outer + rows
 
 
-def small_matrices(contributions, batch):
+def small_matrices(part, batch):
     """Returns the Gram matrices of a variable, if small ones are the way to its norms, else `None`.
 
     Args:
-        contributions: As for `merged`; for more than one the answer is `None`.
+        part: The only contribution to the variable.
         batch: Static batch size, or `None`.
 
     Returns:
-        `gram.Matrices` or `None`. Squared norms then come from `gram.squared_norms_of`, and what
-        is to be summed are the contributions.
+        `gram.Matrices`, for `gram.squared_norms_of`, or `None`.
     """
-    part, *more = contributions
-    if more or type(part) is not OuterProduct or part.grouped or not part.prefers_gram(batch):
+    if type(part) is not OuterProduct or part.grouped or not part.prefers_gram(batch):
         return None
     if not 1 < (part.positions or 0) <= gram.MOST_POSITIONS_KEPT:
         return None
